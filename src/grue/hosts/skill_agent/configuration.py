@@ -159,15 +159,6 @@ def _no_server(name: str, servers: Collection[str]) -> str:
     return f"there is no MCP server {name!r}. Known: {', '.join(servers) or 'none'}."
 
 
-def _skill_servers(document: YamlDocument, table: _AgentTable, servers: Collection[str]) -> tuple[str, ...]:
-    wanted = () if table.skills is None else tuple(table.skills.servers)
-    for number, name in enumerate(wanted):
-        if name not in servers:
-            problem = f"skills.servers: {_no_server(name, servers)}"
-            raise document.error(("skills", "servers", number), problem)
-    return wanted
-
-
 def load_config(path: str | PathLike[str]) -> AgentConfig:
     """Read `agent.yaml`. Relative paths in the file are relative to its folder.
 
@@ -181,10 +172,14 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
     document = read_yaml(path)
     table, path = document.convert(_AgentTable), Path(path)
     folder = path.parent
-    skills = table.skills
+    skills = table.skills or _SkillsTable()
     if AGENT in table.mcp.servers:
         raise document.error(("mcp", "servers", AGENT), f"mcp.servers.{AGENT}: {_TAKEN}.")
     servers, optional = servers_of(document, ("mcp",), table.mcp)
+    for number, name in enumerate(skills.servers):
+        if name not in servers:
+            problem = f"skills.servers: {_no_server(name, servers)}"
+            raise document.error(("skills", "servers", number), problem)
     return AgentConfig(
         llm=model_of(document, ("model",), table.model),
         servers={**servers, **_shell(document, table, folder)},
@@ -197,9 +192,9 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
         on_step_failure=table.on_step_failure,
         retries=table.retries,
         policy=policy_of(document, ("policy",), table.policy),
-        skills=None if skills is None or skills.folder is None else folder / skills.folder,
-        skill_servers=_skill_servers(document, table, servers),
-        restrict_tools=skills is not None and skills.restrict_tools,
+        skills=None if skills.folder is None else folder / skills.folder,
+        skill_servers=tuple(skills.servers),
+        restrict_tools=skills.restrict_tools,
         workspace=folder / table.workspace,
         instructions=table.instructions,
         task=table.task,

@@ -222,13 +222,9 @@ class MCPManager:
         except MCPError as error:
             return tool_results.call_failed(str(error))
 
-    def lend(self, turn: TurnUse) -> None:
-        """Let a turn use this manager: `connect_session` tries only once, with the turn's time limit."""
+    def lend(self, turn: TurnUse | None) -> None:
+        """Let a turn use this manager: `connect_session` tries once, with the turn's limit. `None`: undo."""
         self._news.turn = turn
-
-    def give_back(self) -> None:
-        """Undo `lend`."""
-        self._news.turn = None
 
     def kill_leftovers(self) -> None:
         """Kill the processes of sessions whose event loop ended before `disconnect_session` was called."""

@@ -231,7 +231,7 @@ class OverriddenManagerConnection(ManagerConnection):
         try:
             await super().__aexit__(*exc_info)
         finally:
-            self._lent.give_back()
+            self._lent.lend(None)
 
     async def open(self, timeout_s: float) -> Listing:
         """Connect and list the tools. If `MCPManager` itself fails, `ServerFailed` has its `failure`."""
