@@ -192,7 +192,7 @@ class BatchDesk:
         items = self._folder.items_in(record.number)
         if state.state == "refused":
             if says(_QUEUE_FULL, state.why) and len(self._under_way()) > 1:
-                # The queue is full. `send` tries the file again, until another batch has ended.
+                # The queue is full. A later `send` sends the file again.
                 self._folder.forget(record)
                 return []
             why = state.why or "the provider has refused the batch and does not say why"

@@ -765,7 +765,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked where a fleet's broker
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
-    """A request to send. Its prompt has at most one token a byte. `max_tokens` limits its reply, if set."""
+    """A request to send. It has at most `prompt_bytes` tokens. If set, `max_tokens` limits its reply."""
 
     model: str
     prompt_bytes: _Count

@@ -131,7 +131,7 @@ def environment_fault(error: Exception) -> WireFault:
 
 
 def transport_fault(error: Exception, where: str, connect_timeout_s: float, *, proxied: bool) -> WireFault:
-    """Return the fault for a request that got no answer from `where` (`host:port`), perhaps by a proxy."""
+    """Return the fault for a request that got no answer from `where` (`host:port`), maybe through a proxy."""
     causes = list(_chain(error))
     named = {type(each).__name__ for each in causes}
     host = where.rpartition(":")[0]

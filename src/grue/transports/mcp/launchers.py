@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def _if_readable(look: Callable[[StdioServer], T | None]) -> Callable[[StdioServer], T | None]:
-    """Decorate a function that looks for files, so that it returns `None` where it may not look."""
+    """Decorate a function that looks for files: where it may not read a file, it returns `None`."""
 
     @functools.wraps(look)
     def found(server: StdioServer) -> T | None:
@@ -49,7 +49,7 @@ def _if_readable(look: Callable[[StdioServer], T | None]) -> Callable[[StdioServ
 
 @_if_readable
 def npx_cache_broken(server: StdioServer) -> str | None:
-    """Return advice that names the broken cache folder; `None`: it is whole. Call this when npx has ended."""
+    """Return advice if npx, which has ended, has left a broken cache folder; `None`: it has not."""
     if PurePath(server.command).name != "npx":
         return None
     packages = list(_packages(server.args))
@@ -337,7 +337,7 @@ def _version(text: str) -> Version:
 
 @_if_readable
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
-    """Return the package that a command runs, in words, and its `engines.node`; `None`: one is unknown."""
+    """Return the package that a command runs, for people, and its `engines.node`; `None`: one is unknown."""
     program = PurePath(server.command).name
     if program in _RUNNERS:
         package = _without_version(next(_packages(server.args, _WORDS), ""))

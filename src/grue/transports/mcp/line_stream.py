@@ -14,7 +14,7 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 
 
 class LineStream(MessageStream):
-    """A stream that skips each line that is not a message, or is too large, and reports it by a notice.
+    """A stream of a process's lines. A line that is not a message, or is too large, is left out and reported.
 
     An answer that is too large becomes an error for its request, if its id can be read. The stream breaks
     after `MAX_UNASKED` lines in a row that answer no request, or a line over `max_line_bytes`.

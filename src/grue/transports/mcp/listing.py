@@ -43,7 +43,7 @@ _HINTS = {
 
 
 class ListedTools(Struct, frozen=True):
-    """The tools of a listing that is valid for `ttl_s` (`None`: not stated), for this login if `private`."""
+    """The tools of a listing, which is valid for `ttl_s`, if stated, and if `private` only for this login."""
 
     tools: tuple[m.ToolDefinition, ...] = ()
     as_tasks: frozenset[str] = frozenset()  # those that have to be called as tasks (MCP 2025-11-25)

@@ -314,7 +314,7 @@ class Authorizer:
         return (await self._stored(record)).access_token
 
     async def _refreshed(self, stored: TokenRecord, *, needed: bool) -> str:
-        """Return a refreshed token; empty: none is issued, or the exchange failed and it is not `needed`."""
+        """Return a refreshed token; empty: none was issued, or none is `needed` and the exchange failed."""
         provider = self._provider(stored)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
         try:
@@ -466,7 +466,7 @@ class Authorizer:
                 await flow.aclose()
 
     def _require_issuer(self, provider: httpx2.Auth, asked: httpx2.Request) -> None:
-        """Refuse to POST to the MCP server for another issuer, as the SDK does without metadata."""
+        """Raise an error if the SDK, for lack of metadata, takes the MCP server for the configured issuer."""
         context, issuer = getattr(provider, "context", None), self._auth.issuer
         if not issuer or asked.method != "POST" or context is None or context.oauth_metadata is not None:
             return

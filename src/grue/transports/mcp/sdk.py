@@ -173,7 +173,7 @@ class Link:
         try:
             return await self._elicit(params)
         except Exception as error:
-            # Left as it is, it would end the session, and a `TimeoutError` would look as if the call had.
+            # The exception itself would end the session, and a `TimeoutError` would look like the call's own.
             why = f"the host could not ask for the input that it wants: {first_fault(error)}"
             raise SdkError(types.INTERNAL_ERROR, why) from error
 
@@ -414,7 +414,7 @@ class Subscriptions(BackgroundTasks):
         self._starting = 0
 
     async def listen(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Open a stream and return the server's acknowledgement. Cancelling ends it. Raises `SdkError`."""
+        """Open a stream, and return the server's acknowledgement; raises `SdkError`."""
         if len(self._open) + self._starting >= MAX_STREAMS:
             raise SdkError(types.INVALID_REQUEST, f"{MAX_STREAMS} streams are open, which is the most")
         try:
@@ -498,7 +498,7 @@ class ParamHeaders:
         self._marked: dict[str, dict[tuple[str, ...], str]] = {}
 
     def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
-        """Return a page of `tools/list`; over HTTP, MCP forbids tools with a wrong `x-mcp-header`."""
+        """Return a page of `tools/list`; over HTTP, without the tools that have a wrong `x-mcp-header`."""
         tools = page.get("tools")
         if not over_http or not isinstance(tools, list):
             return page

@@ -62,7 +62,7 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return an error reply for an answer that the SDK could not parse; `None`: `error` has no answer."""
+    """Return an error reply for an answer that the SDK could not parse; `None`: `error` quotes no answer."""
     if not isinstance(error, pydantic.ValidationError):
         return None
     # An array is a JSON-RPC batch only if it is the whole message; `loc` has one item then.
@@ -297,7 +297,7 @@ class HttpStream(MessageStream):
         self._left = anyio.Event()
 
     async def carry(self) -> None:
-        """Carry messages until `leave` or a broken connection; shielded: a session has to be ended."""
+        """Carry messages until `leave` or a broken connection. A cancellation does not end it."""
         try:
             with library_logs_to(self.logged), self._scope:
                 await self._carry_until_finished()

@@ -36,7 +36,7 @@ class _Claims(Struct):
 
 
 def identity_token(auth: OAuth) -> str:
-    """Return the configured identity token, or what its file has now; raises `AuthorizationRefused`."""
+    """Return the configured identity token, or the one in its file; raises `AuthorizationRefused`."""
     if auth.identity_token_file is None:
         return auth.identity_token or ""
     try:
@@ -71,14 +71,16 @@ def identity_digest(auth: OAuth) -> str:
 _LOCK_POLL_S = 0.02
 _LOCK_WAIT_S = 30.0
 _LAST_S = 253_402_214_400.0  # the end of the year 9999
-_EARLY_S = 30.0  # before it expires, a token is renewed, but at most a quarter of its lifetime before
+_EARLY_S = (
+    30.0  # a token is renewed so long before it expires, or a quarter of its lifetime before if that is later
+)
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     """The stored login for one server. Times are in seconds since the epoch by this machine's clock.
 
     `access_token` is empty if the authorization server has refused the refresh token. `client`: the
-    registration for a person's login. `metadata`, `resource`: of the authorization server, and of the MCP
+    registration for a person's login. `metadata` describes the authorization server, `resource` the MCP
     server.
     """
 
