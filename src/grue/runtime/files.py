@@ -85,7 +85,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
 
 
 def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Return the next line with any newline; `OSError` if it is longer than `max_bytes`, at least 1 MiB."""
+    """Return the next line with any newline; `OSError` if it is over `max_bytes`, which is at least 1 MiB."""
     text = file.readline(_USUAL_LINE)
     if len(text) < _USUAL_LINE or text.endswith(b"\n"):
         return text
@@ -126,9 +126,9 @@ def replacing(
     """Open a draft for writing; it takes the place of `path` when the block ends without an error.
 
     Raises `OSError` if that fails; the old file stays. `fsync`: wait until the content is on the disk;
-    otherwise a crash of the machine can lose it. `draft`: a fixed name for the draft, for a file that has one
-    writer at a time, whose next write removes the draft of a killed writer; `None`: a random name. `dir_fd`:
-    the open folder that `path` is relative to; `None`: the working directory.
+    otherwise a crash of the machine can lose it. `draft`: a fixed name for the draft, if the file has one
+    writer at a time: the next write then removes the draft of a killed writer; `None`: a random name.
+    `dir_fd`: the open folder that `path` is relative to; `None`: the working directory.
     """
     if str(path.parent) == "/dev":  # as root, `os.replace` below would put a file in place of a device
         raise OSError(errno.EINVAL, "it is among the devices")
@@ -174,8 +174,8 @@ _LOOK_BACK = 65_536
 class LineFile:
     """Appends lines to a file, which is made if missing. Errors (`TraceError`) name it `what`.
 
-    When `write` returns, the system has got the line. A regular file gets the permissions
-    0600. `place` is the absolute path, which stays right if the program changes its working directory.
+    When `write` returns, the system has got the lines. A regular file gets the permissions 0600. `place` is
+    the absolute path, which stays right if the program changes its working directory.
     """
 
     def __init__(self, path: Path, what: str) -> None:

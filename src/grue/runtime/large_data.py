@@ -123,7 +123,7 @@ class LineBuffer:
 
 
 class EventBuffer(LineBuffer):
-    """Returns server-sent events, without the empty line at the end, and drops comments as they come."""
+    """Returns server-sent events, without the empty line at the end. Comments between events are dropped."""
 
     def feed(self, chunk: bytes) -> None:
         """Add a chunk."""

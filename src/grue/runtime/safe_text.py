@@ -43,7 +43,8 @@ def clipped(text: str, limit: int) -> str:
 
 
 def beginning(text: str, limit: int) -> str:
-    """Return the first `limit` characters of a text. An ellipsis tells a later redaction that it was cut."""
+    """Return the first `limit` characters of a text, and an ellipsis if it was longer."""
+    # The ellipsis tells a later redaction that the text, and perhaps a secret, was cut there.
     return text if len(text) <= limit else text[:limit] + ELLIPSIS
 
 

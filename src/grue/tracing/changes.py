@@ -76,7 +76,7 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Split changed settings into fields of `FailurePolicy` and of `TurnLimits` (`budget.requests`)."""
-    # Raises `ValueError` for an unknown field, and for a part of a field that has none or is set as a whole.
+    # Raises `ValueError` for an unknown field, and if a field is set both as a whole and in part.
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
     for name, value in changed.items():

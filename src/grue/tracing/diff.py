@@ -5,8 +5,9 @@ forks, only turns with a fork's number are compared. The messages of a turn form
 each pair of messages, those with the same sender, receiver and kind are paired: in order if both sides have
 equally many, otherwise by content. So actors that ran in another order make no difference.
 
-Numbers, times, `IGNORED` fields and messages whose class has `compared = False` are not compared. The ids in
-the fields `IDS` may differ if each id on the left always pairs with the same id on the right.
+The numbers and times of messages, `IGNORED` fields, and messages whose class has `compared = False` are not
+compared. The ids in the fields `IDS` may differ if each id on the left always pairs with the same id on the
+right.
 """
 
 import hashlib
@@ -183,7 +184,8 @@ class _TurnDiff:
         self._lefts: dict[int, int] = {}  # number on the right -> number on the left
 
     def divergences(self) -> Iterator[Divergence]:
-        """Yield all divergences in the left trace's order; a right one follows the pair before it."""
+        """Yield all divergences in the order of the left trace."""
+        # A message that only the right trace has follows the pair before it.
         # Go depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
         while open_:

@@ -117,7 +117,7 @@ def _json(value: object) -> str:
 
 
 class ConditionChanged(Struct, frozen=True, kw_only=True):
-    """A part of the configuration, such as the model, that has changed; its values in words, no secrets."""
+    """A part of the configuration, such as the model, that has changed since the last run."""
 
     # `before` and `now` are its values in words, without secrets.
 

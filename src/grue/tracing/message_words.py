@@ -439,7 +439,7 @@ def _logs(event: str, words: _Words, fields: str, level: LogLevel = "warning") -
 def _notes(
     name: str, fields: str = "", *, error_type: str = "", detail: str = "", level: SpanLevel = "warning"
 ) -> _Noted:
-    """Return a function that makes a `SpanNote` with `fields` of the message; `detail` is one of them."""
+    """Return a function that makes a `SpanNote` with `fields` of the message; `detail` names a field, too."""
 
     def noted(body: Any) -> SpanNote:
         described = attrgetter(detail)(body) if detail else ""

@@ -41,7 +41,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     kind: PassageKind
     seq: int  # number of the message that begins the passage
     place: int = -1  # of a `call` in the reply that asked for it, from 0; -1: no reply did
-    also: tuple[int, ...] = ()
+    also: tuple[int, ...] = ()  # numbers of further messages, 0 for a missing one; of a `call`: see `_SENT`
     depth: int = 0  # 1 for a request of a server to the model
     text: str = ""
 
@@ -322,7 +322,7 @@ class TurnWriter:
                 page.action = printable(headline, _REASON_CHARS)
 
     def add_mark(self, row: "Row") -> None:
-        """Count the problem `row.mark`. A `SessionClosed` after a `ServerDied` repeats a problem."""
+        """Count the problem `row.mark`, unless the message repeats one that was counted."""
         if row.kind == "TurnCompleted" and row.mark in self._marks:
             return
         if row.kind in ("SessionClosed", "ServerEnded") and row.mark == "died" and row.sender in self._died:

@@ -42,7 +42,7 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
 
 
 class CachedPrompt(Struct, frozen=True, kw_only=True):
-    """One request, compared with the earlier prompt with which it has the longest beginning in common."""
+    """One request, compared with an earlier prompt (see `CachedPrompts._nearest`)."""
 
     seq: int  # number of the `RequestCompletion`
     reply: int  # number of the message that ended the request
@@ -375,9 +375,10 @@ class CachedPrompts:
         return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
-        """Return the earlier prompt that shares the longest beginning with `sent`."""
-        # For a conversation's first prompt: the latest first prompt of another conversation to the same
-        # model.
+        """Return the earlier prompt to compare `sent` with, or `None`."""
+        # Of the conversation's last prompt with tools and its last one without: the prompt that has the
+        # longer beginning in common with `sent`. For a conversation's first prompt: the latest first prompt
+        # of another conversation to the same model.
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (_in_common(each, sent), each.seq))

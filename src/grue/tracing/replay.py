@@ -316,7 +316,7 @@ class Connections:
     """The connection state of each server between turns, computed from the trace."""
 
     def __init__(self) -> None:
-        # Their last start failed the turn. If the process went on, it knew that it had connected before.
+        # The servers whose last start failed the turn. A process that went on may know of an earlier success.
         self.unsure: set[m.ServerName] = set()
         self._known: dict[m.ServerName, conn.Settled] = {}
         self._recorded: dict[m.ServerName, conn.Settled] = {}

@@ -72,7 +72,7 @@ class PhaseClock:
         return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
 
     def note(self, t: float, changes: Sequence[StepChange] = (), *, resumed: bool = False) -> None:
-        """Count the time until an envelope, unless it `resumed` the episode; then begin and end steps."""
+        """Count the time before an envelope, if it has not `resumed` the episode, and begin and end steps."""
         if resumed or t < self._last:
             # `t < self._last`: the host was started again, or this is the first envelope.
             self._count_until(self._last)
@@ -202,7 +202,7 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
     wall_s: float  # while a host ran: the sum of `phases`
     phases: Phases
     resumptions: int
-    hosted: bool  # whether a host recorded the episode's begin
+    hosted: bool  # whether a host recorded that the episode began or was resumed
     ending: EpisodeEnded | None
     turns: TurnStats
     model: ModelStats

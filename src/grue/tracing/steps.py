@@ -11,10 +11,11 @@
 | teardown | `CloseSession`                      | `SessionClosed`                                      |
 | host     | a fact whose `step` is `begins`     | a fact whose `step` is `ends`                        |
 
-When a request or a server's start is tried again, the attempt ends, and a new attempt of that step begins. No
-message ends a turn that was killed or crashed. Such a turn ends with the host's next fact that is recorded
-between turns, with a `RunTurn` of the same number or, if it crashed, with any `RunTurn`. When a turn ends,
-all its steps that are still under way are abandoned, except `host` steps. `EpisodeResumed` abandons all.
+When a request or a server's start is tried again, the attempt ends, and a new attempt of that step begins. If
+a turn was killed, or its agent crashed, the trace has no message that ends the turn. Such a turn ends with
+the host's next fact that is recorded between turns, with a `RunTurn` of the same number or, after a crash,
+with any `RunTurn`. When a turn ends, all its steps that are still under way are abandoned, except `host`
+steps. `EpisodeResumed` abandons all.
 """
 
 from collections.abc import Hashable

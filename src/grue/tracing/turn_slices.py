@@ -1,4 +1,4 @@
-"""Split an episode's trace into its turns, which overlap in `Runner.map`. Only open turns are in memory."""
+"""Split an episode's trace into its turns, which overlap in `Runner.map`, and leave out a fork's copies."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ class TurnSlice(Struct):
 
     @property
     def cut_off(self) -> bool:
-        """Whether the turn has no end, and no later turn has begun: the process may have died in it."""
+        """Whether the turn has no end and was not `overtaken`: the process may have died in it."""
         return self.begun and not self.over and not self.overtaken
 
 

@@ -10,8 +10,8 @@
 | a short blocking call of our own                    | `anyio.to_thread`                                 |
 | a DNS look-up, which asyncio makes                  | `look_up`, set by `run_loop`                      |
 
-The interpreter waits at its exit for every thread that is not a daemon, as anyio's may be. So a function of
-the host that hangs in such a thread would keep the program alive after Ctrl-C.
+The interpreter waits at its exit for every thread that is not a daemon. anyio's threads may be none, so a
+function of the host that hangs in one of them would keep the program alive after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ STRETCH_S = 0.005  # longest time that a loop with a `Pace` works before other t
 
 
 class Pace:
-    """Lets other tasks run at least every `STRETCH_S` seconds during a long loop that calls `pause`."""
+    """Lets other tasks run about every `STRETCH_S` seconds during a long loop that calls `pause`."""
 
     def __init__(self) -> None:
         self._due = 0.0

@@ -71,7 +71,7 @@ def ends_the_task(error: BaseException) -> bool:
 
 
 def single(error: BaseException) -> BaseException:
-    """Take an exception out of `HostCodeFailed` and groups; a `KeyboardInterrupt` or `SystemExit` first."""
+    """Unwrap `HostCodeFailed` and groups, a `KeyboardInterrupt` first. Several `Exception`s stay a group."""
     while True:
         match error:
             case HostCodeFailed():

@@ -359,7 +359,7 @@ class InterruptWatch:
 def wait_for(
     finished: Future[Any], within_s: float | None = None, *, watch: InterruptWatch | None = None
 ) -> None:
-    """Wait until `finished` is done or `within_s` has passed; raises a Ctrl-C, or one before by `watch`."""
+    """Wait until `finished` is done or `within_s` has passed; raises a Ctrl-C, also one that `watch` saw."""
     watches = [InterruptWatch()] if watch is None else [InterruptWatch(), watch]
     deadline = float("inf") if within_s is None else time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0 and not wait([finished], min(left_s, _NOTICE_S)).done:

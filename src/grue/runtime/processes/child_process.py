@@ -163,7 +163,7 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """Close standard input, so that the process exits. When the block is left, that is not `died`."""
+        """Close standard input, so that the process exits. An exit after this call is not `died`."""
         self._note_death()
         self.end_input()
 
@@ -462,7 +462,7 @@ class Command(ChildProcess):
         return self.stdout.size + self.stderr.size > self._max_written_bytes
 
     async def finish(self, stdin: bytes = b"") -> bool:
-        """Send `stdin`, wait for the exit, and return whether it came; `False`: it wrote too much."""
+        """Send `stdin`, and wait until the command exits (`True`) or has written too much (`False`)."""
         # `end_input` below asks the command to exit. `__aexit__` does not ask again: it begins with SIGTERM.
         self._asked_to_exit = True
         if stdin:

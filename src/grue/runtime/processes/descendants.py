@@ -167,7 +167,7 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
-    """Return the ids of all processes that started after `first`, `age_s` seconds ago, and some other ids."""
+    """Return the ids of all processes that are younger than `first` (`age_s` seconds), and some others."""
     # The kernel assigns ascending ids, and then starts again with low ids: if the process is so old that the
     # highest id may have been reached since, any id may be newer.
     highest, newest = _highest_id(), _newest_id()

@@ -97,7 +97,10 @@ class LineQueue:
         return written.is_set()
 
     def close(self) -> None:
-        """Write all queued lines, without a time limit, and end the thread; raises any new `TraceError`."""
+        """Write all queued lines, without a time limit, and end the thread.
+
+        Raises `TraceError` if writing failed and no earlier call has raised that.
+        """
         closing, self._closed = not self._closed, True
         if closing:
             self._queue.put(None)

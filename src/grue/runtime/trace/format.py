@@ -1,9 +1,9 @@
 """The format of a trace file: its header, its lines, the payload files beside it, and the checks of a line.
 
 A trace is JSON Lines: a `TraceHeader`, then a `TraceLine` for each envelope. A body that is too large for a
-line is written to `payloads/SHA256.json`, and the line holds a `PayloadReference` instead. The base64 of an
-image that a tool returned is cut out of all messages and written once; in a body `""` takes its place, and
-the line has an `Extract`.
+line is written to `payloads/SHA256.json`, and the line holds a `PayloadReference` instead. A long string in a
+member `data` or `blob`, such as the base64 of an image that a tool returned, is cut out of all messages and
+written once; in a body `""` takes its place, and the line has an `Extract`.
 """
 
 import os

@@ -141,8 +141,7 @@ class TraceReader(Generic[B]):
     ) -> Iterator[Envelope[B]]:
         """Yield the envelopes in the file, then those that are appended; look every `poll_s` seconds.
 
-        At the end of the file, `stop` ends the iteration by `True`, and then `over`, called with the last
-        envelope.
+        At the end of the file, the iteration ends if `stop()` is true, or `over` of the last envelope.
         """
         with _opened(self.path) as file:
             _next_line(self.path, 1, file)

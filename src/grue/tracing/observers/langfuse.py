@@ -170,8 +170,8 @@ class _LangfuseSink(SpanSink):
             else:
                 observation = inside.start_observation(**beginning)
         span = getattr(observation, "_otel_span", None)
-        # Langfuse 5 offers no other way. A span that is not sampled, or of a client that is disabled or
-        # faked, has no `_start_time`.
+        # Langfuse 5 offers no other way to set the start. A span that is not sampled, or of a client that is
+        # disabled or faked, has no `_start_time`.
         if isinstance(getattr(span, "_start_time", None), int):
             span._start_time = nanoseconds(at)  # type: ignore[union-attr]  # noqa: SLF001
         return observation

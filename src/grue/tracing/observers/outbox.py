@@ -133,7 +133,7 @@ class Outbox:
         """Refuse further envelopes, send the queued ones, and end the thread. A second call only waits again.
 
         Blocks: do not call it in an event loop. After `timeout_s` (0: at once) the thread goes on alone.
-        Returns whether everything is handled and no thread is left to wait for.
+        Returns whether there is no thread left to wait for.
         """
         if self._process != os.getpid():
             return True

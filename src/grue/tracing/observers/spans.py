@@ -20,7 +20,7 @@ host records them with its number. For any sequence of envelopes:
   recorded end, because its agent crashed or the episode ended first: at the time of its last envelope.
 - A host's `EpisodeEnded` decides how the episode ended. If a host recorded only the beginning, the episode
   was cut off. Without a host's facts, it ended as its last turn did, or was cut off if a turn is still open.
-- Times never run backwards: each is the first envelope's wall clock plus the monotonic time since then.
+- Each time is the first envelope's wall clock plus the monotonic time since then.
 
 Source: P31-32
 """
@@ -156,7 +156,7 @@ class Episode(Struct, frozen=True, kw_only=True):
 
 
 class ToolSession(Struct, frozen=True, kw_only=True):
-    """The part of a turn in which tools are offered, or a session that was opened outside turns."""
+    """The part of a turn from the first offer of tools on, or a session that was opened outside turns."""
 
     servers: tuple[m.ServerName, ...]
     max_iterations: int | None = None  # `None` outside turns
@@ -180,7 +180,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     tool: str
     arguments: m.JsonObject
     timeout_s: float | None = None
-    iteration: int = 0  # number of the reply that requested the call; 0 outside turns
+    iteration: int = 0  # number of the reply with the call, among replies with calls; 0 outside turns
     protocol_version: str = ""  # empty: the server does not speak MCP
     description: str = ""  # the server's text; untrusted
     address: str = ""  # the URL of a server over HTTP
@@ -319,7 +319,7 @@ class SpanScope:
         return self.session or self.root
 
     def summary(self, end: m.TurnCompleted | m.TurnFailed | None) -> SessionSummary:
-        """Return the totals of this tool session. `end`: how its turn ended; `None`: unknown, or parked."""
+        """Return this session's totals. `end`: how its turn ended; `None`: unknown, parked, or no turn."""
         answer = end.answer if isinstance(end, m.TurnCompleted) else None
         return SessionSummary(
             iterations_used=self.replies_with_calls if end is None else end.iterations,
