@@ -333,9 +333,10 @@ def _with_stubs(
     if not isinstance(envelopes, EpisodeReader):
         yield from ((envelope, envelope, 0) for envelope in envelopes)
         return
-    for place, envelope in envelopes.with_places():
-        left: Any = LeftInFile(envelopes, place, kind_of(envelope.body))
-        yield envelope, replace(envelope, body=left), place.size
+    for line in envelopes.lines():
+        envelope = line.envelope()
+        left: Any = LeftInFile(envelopes, line.place, kind_of(envelope.body))
+        yield envelope, replace(envelope, body=left), line.place.size
 
 
 def _ended_as_asked(left: object, right: object) -> bool:

@@ -73,12 +73,6 @@ class LiveFeed:
         self._spool.close()
         self._image_spool.close()
 
-    def page(self) -> EpisodePage:
-        """Return the page's initial data, without messages: the page requests these later, in pieces."""
-        header = self.reader.header
-        title = f"Trace of {header.episode}"
-        return EpisodePage(title=title, header=header, file=printable(self.reader.path.name), live=True)
-
     def answer(self, first: int) -> bytes:
         """Return JSON with the `pieces` from number `first` on, and the number of the `next` to ask for."""
         # `over`: whether the episode has ended with these pieces. `error`: why no more come. Raises
@@ -163,8 +157,11 @@ class LiveServer(ThreadingHTTPServer):
             ) from error
         self.feed = feed
         self.word = secrets.token_urlsafe(16)
-        page = feed.page()
-        parts = page_parts("page", page.title, style=STYLE, scripts=SCRIPTS, served=True)
+        header, file = feed.reader.header, printable(feed.reader.path.name)
+        title = f"Trace of {header.episode}"
+        # The page gets no messages now: it requests them later, in pieces.
+        page = EpisodePage(title=title, header=header, file=file, live=True)
+        parts = page_parts("page", title, style=STYLE, scripts=SCRIPTS, served=True)
         self.page = b"".join((parts[0], embedded(page), *parts[1:]))
 
     def handle_error(self, request: object, client_address: object) -> None:

@@ -51,10 +51,10 @@ class LinePlace(NamedTuple):
 
 
 class RecordedLine(Struct, Generic[B], frozen=True):
-    """A line of a trace whose body is not decoded yet. `number` is its number in the file, from 1."""
+    """A line of a trace whose body is not decoded yet."""
 
     line: TraceLine
-    number: int
+    place: LinePlace
     reader: TraceReader[B]
 
     @property
@@ -69,7 +69,7 @@ class RecordedLine(Struct, Generic[B], frozen=True):
 
     def envelope(self) -> Envelope[B]:
         """Return the envelope with its body. Raises `TraceError` as `TraceReader.decoded` does."""
-        return self.reader.decoded(self.number, self.line)
+        return self.reader.decoded(self.place.number, self.line)
 
 
 class TraceReader(Generic[B]):
@@ -89,17 +89,10 @@ class TraceReader(Generic[B]):
 
     def __iter__(self) -> Iterator[Envelope[B]]:
         """Yield the envelopes that are in the file now."""
-        decoded = self.decoded
-        for place, line in self._placed():
-            yield decoded(place.number, line)
-
-    def with_places(self) -> Iterator[tuple[LinePlace, Envelope[B]]]:
-        """Yield each envelope with its place, so that it can be read again with `at`."""
-        for place, line in self._placed():
-            yield place, self.decoded(place.number, line)
+        return (line.envelope() for line in self.lines())
 
     def at(self, place: LinePlace) -> Envelope[B]:
-        """Return the envelope at a place that `with_places` has yielded; raises `TraceError`."""
+        """Return the envelope at the place of a line that `lines` has yielded; raises `TraceError`."""
         with _opened(self.path) as file:
             file.seek(place.offset)
             line = _decoded(self.path, place.number, _next_line(self.path, place.number, file))
@@ -109,10 +102,6 @@ class TraceReader(Generic[B]):
 
     def lines(self) -> Iterator[RecordedLine[B]]:
         """Yield the lines in the file, for callers that need the bodies of some messages only."""
-        for place, line in self._placed():
-            yield RecordedLine(line, place.number, self)
-
-    def _placed(self) -> Iterator[tuple[LinePlace, TraceLine]]:
         self.cut_short = False
         path, number, seq = self.path, 2, 0
         with _opened(path) as file:
@@ -124,9 +113,8 @@ class TraceReader(Generic[B]):
                         self.cut_short = True
                         return
                     check_numbers(path, number, line, seq)
-                    place, seq = LinePlace(offset, number, len(text)), line.seq
-                    yield place, line
-                    offset, number = offset + place.size, number + 1
+                    yield RecordedLine(line, LinePlace(offset, number, len(text)), self)
+                    offset, number, seq = offset + len(text), number + 1, line.seq
             except OSError as error:
                 if error.errno is None:
                     raise  # a signal handler of the program has raised it

@@ -16,7 +16,7 @@ from typing import Any
 
 from grue.errors import MissingDependencyError
 from grue.runtime.trace.recorder import Recorder
-from grue.tracing.observers.otel_attributes import AgentDescription, Conventions, present
+from grue.tracing.observers.otel_attributes import Conventions, present
 from grue.tracing.observers.outbox import BOUND, Outbox, Warn, host_of, warn_once
 from grue.tracing.observers.span_sink import Capture, SpanSink, nanoseconds
 from grue.tracing.observers.spans import Generation, SpanClosed, SpanFeed, SpanNoted, SpanOpened, ToolUse
@@ -84,8 +84,9 @@ class OtelObserver(Outbox):
         if tracer_provider is None:
             tracer_provider, own = _provider_from_environment(trouble)
         self.tracer_provider = tracer_provider
-        agent = AgentDescription(agent_name, agent_description, agent_version)
-        conventions = Conventions(agent, capture_content)
+        conventions = Conventions(
+            capture_content, name=agent_name, description=agent_description, version=agent_version
+        )
         sink = _OtelSink(SpanFeed(session_id or ""), tracer_provider, own, conventions)
         super().__init__(sink, name="opentelemetry", bound=bound, warn=trouble)
         self._sink = sink

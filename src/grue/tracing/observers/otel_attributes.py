@@ -10,7 +10,6 @@ from typing import Any, TypeAlias, assert_never
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Struct
 
 from grue import messages as m
 from grue.protocol.turn.prices import Spent
@@ -120,19 +119,18 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HTTP_VERSION = "1.1"  # of requests to MCP servers: their client is without `http2`
 
 
-class AgentDescription(Struct, frozen=True):
-    """An application's description of its agent, for the spans of turns; see `OtelObserver`."""
-
-    name: str = "agent"
-    description: str = ""
-    version: str = ""
-
-
 class Conventions:
-    """Maps spans to names and attributes. `OtelObserver` explains `capture_content`."""
+    """Maps spans to names and attributes. `OtelObserver` explains the arguments."""
 
-    def __init__(self, agent: AgentDescription, capture_content: Capture) -> None:
-        self._described = agent
+    def __init__(
+        self, capture_content: Capture, *, name: str = "agent", description: str = "", version: str = ""
+    ) -> None:
+        self._agent_name = name
+        self._described = {
+            "gen_ai.agent.name": name,
+            "gen_ai.agent.description": description,
+            "gen_ai.agent.version": version,
+        }
         self._capture = bool(capture_content)
         self._whole = capture_content != "reference"
 
@@ -142,7 +140,7 @@ class Conventions:
             case spans.Episode() as episode:
                 name, attributes = _episode(episode)
             case m.RunTurn() as run:
-                name, attributes = f"invoke_agent {self._described.name}", self._agent(run, event.asks)
+                name, attributes = f"invoke_agent {self._agent_name}", self._agent(run, event.asks)
             case spans.ToolSession(servers=servers, max_iterations=most):
                 name = "agent-tool-calling-session"
                 attributes = {"grue.servers": list(servers), "grue.max_iterations": most}
@@ -172,9 +170,7 @@ class Conventions:
         asked = (m.SystemText(run.system), m.UserText(run.user, attachments=run.images))
         return {
             "gen_ai.operation.name": "invoke_agent",
-            "gen_ai.agent.name": self._described.name,
-            "gen_ai.agent.description": self._described.description or None,
-            "gen_ai.agent.version": self._described.version or None,
+            **self._described,
             "gen_ai.output.type": None if run.answer is None else "json",
             "grue.turn": run.turn,
             **_request(asks or m.ModelAsked(model="")),

@@ -361,7 +361,7 @@ def test_a_line_knows_its_tag_and_decodes_its_body_when_asked(
 ) -> None:
     recorded = write(path, Said("a"), Counted(1), options=options)
     lines = list(TraceReader(path, Body).lines())
-    assert [(line.number, line.tag) for line in lines] == [(2, "Said"), (3, "Counted")]
+    assert [(line.place.number, line.tag) for line in lines] == [(2, "Said"), (3, "Counted")]
     assert [line.envelope() for line in lines] == list(map(rounded, recorded))
 
 

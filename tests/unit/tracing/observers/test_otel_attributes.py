@@ -24,7 +24,7 @@ from grue.messages import (
 from grue.protocol.tools.calls import record
 from grue.tracing.message_words import Verdict
 from grue.tracing.observers.otel import OtelObserver
-from grue.tracing.observers.otel_attributes import AgentDescription, Conventions, tool_definitions
+from grue.tracing.observers.otel_attributes import Conventions, tool_definitions
 from grue.tracing.observers.spans import AsSent, Generation, SpanClosed, SpanOpened, ToolUse
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry is not installed: pip install 'grue[otel]'")
@@ -141,7 +141,7 @@ def _plain(value: Any) -> Any:
 
 
 def closed(subject: Any, outcome: Any, verdict: Verdict) -> dict[str, Any]:
-    conventions = Conventions(AgentDescription("agent"), capture_content=True)
+    conventions = Conventions(capture_content=True)
     event = SpanClosed(span=1, at=0.0, subject=subject, outcome=outcome, verdict=verdict)
     return {name: value for name, value in conventions.ending(event).items() if value is not None}
 
@@ -163,7 +163,7 @@ def test_a_json_rpc_error_is_the_type_of_the_error() -> None:
 def test_a_function_of_the_hosts_is_no_mcp_request() -> None:
     use = ToolUse(call_id="c1", name="own.roll", server="own", tool="roll", arguments={}, description="Roll.")
     event = SpanOpened(span=1, parent=None, at=0.0, turn=1, subject=use)
-    _, begun = Conventions(AgentDescription("agent"), capture_content=True).beginning(event)
+    _, begun = Conventions(capture_content=True).beginning(event)
     span = {name: value for name, value in begun.items() if value is not None}
     assert differences(TOOL, span, absent=["error.type", "gen_ai.tool.call.result"]) == []
 
@@ -173,7 +173,7 @@ def test_only_openai_has_attributes_of_openai() -> None:
     request = RequestCompletion(conversation="t", request=1, new=(), mode=RequireAnswer())
     subject = Generation(request=request, asks=asks, sent=AsSent(said=(), fresh=0))
     event = SpanOpened(span=1, parent=None, at=0.0, turn=1, subject=subject)
-    _, begun = Conventions(AgentDescription("agent"), capture_content=False).beginning(event)
+    _, begun = Conventions(capture_content=False).beginning(event)
     assert [name for name, value in begun.items() if name.startswith("openai.") and value is not None] == []
     assert begun["gen_ai.provider.name"] == "anthropic"
 
@@ -190,7 +190,7 @@ def test_a_resumed_turn_has_the_usage_since_it_was_resumed() -> None:
     run = RunTurn(turn=3, system="", user="go")
     parked = replace(run, resumed=Resumption(parked=TurnParked(turn=3, usage=before)))
     end = TurnCompleted(turn=3, kind="answered", usage=whole)
-    conventions = Conventions(AgentDescription("agent", "", ""), True)
+    conventions = Conventions(True)
     for subject, tokens, cost in ((run, 250, 0.75), (parked, 150, 0.25)):
         ended = conventions.ending(
             SpanClosed(span=1, at=1.0, subject=subject, outcome=end, verdict=Verdict())  # type: ignore[arg-type]
