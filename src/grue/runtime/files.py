@@ -183,13 +183,11 @@ class LineFile:
         self.what = what
         self._fd = -1
         try:
-            self.place = path.absolute()
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            if stat.S_ISREG(os.fstat(self._fd).st_mode):
-                os.fchmod(self._fd, 0o600)
-        except OSError as error:
-            self.close()
-            raise self._refused(error) from error
+            with self._closed_on_errors():
+                self.place = path.absolute()
+                self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+                if stat.S_ISREG(os.fstat(self._fd).st_mode):
+                    os.fchmod(self._fd, 0o600)
         except ValueError as error:
             name = str(path).replace("\0", "\\0")
             raise TraceError(
@@ -214,13 +212,9 @@ class LineFile:
     def write(self, *lines: bytes) -> None:
         """Append `lines`, with a newline after each. If that fails, close the file and raise `TraceError`."""
         rest = memoryview(b"\n".join((*lines, b"")))
-        try:
+        with self._closed_on_errors():
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
-        except OSError as error:
-            # The last line may be incomplete now. Another line after it would make the file unreadable.
-            self.close()
-            raise self._refused(error) from error
 
     def require_not_deleted(self) -> None:
         """Raise `TraceError` if the file was deleted since it was opened."""
@@ -239,10 +233,8 @@ class LineFile:
 
     def cut_half_line(self) -> None:
         """Remove what follows the last newline, or raise `TraceError`, for example if the file is a pipe."""
-        try:
+        with self._closed_on_errors():
             require_regular(self._fd)
-        except OSError as error:
-            raise self._refused(error) from error
         self.cut(self._line_start(self.size))
 
     def _line_start(self, end: int) -> int:
@@ -255,19 +247,14 @@ class LineFile:
         return 0
 
     def cut(self, size: int) -> None:
-        """Truncate the file to `size` bytes, or raise `TraceError`."""
-        try:
+        """Truncate the file to `size` bytes, or close it and raise `TraceError`."""
+        with self._closed_on_errors():
             os.ftruncate(self._fd, size)
-        except OSError as error:
-            raise self._refused(error) from error
 
     def sync(self) -> None:
         """Flush the file to the disk (`fsync`), or close it and raise `TraceError`."""
-        try:
+        with self._closed_on_errors():
             os.fsync(self._fd)
-        except OSError as error:
-            self.close()
-            raise self._refused(error) from error
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
@@ -275,8 +262,15 @@ class LineFile:
             os.close(self._fd)
             self._fd = -1
 
-    def _refused(self, error: OSError) -> TraceError:
-        return TraceError(f"Cannot write the {self.what} {self.path}: {error.strerror}.")
+    @contextmanager
+    def _closed_on_errors(self) -> Iterator[None]:
+        with os_errors_as(TraceError, f"write the {self.what} {self.path}"):
+            try:
+                yield
+            except OSError:
+                # The last line may be incomplete now. Another line after it would make the file unreadable.
+                self.close()
+                raise
 
 
 def cut_half_line(path: Path, what: str) -> None:

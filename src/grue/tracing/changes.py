@@ -3,6 +3,7 @@
 For example, a result that was recorded after 8 s is impossible if calls now time out after 5 s.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -122,19 +123,13 @@ def _turn_time(envelope: EpisodeEnvelope, begun: EpisodeEnvelope, old: TurnLimit
     if (old.turn_timeout_s, old.teardown_s) == (new.turn_timeout_s, new.teardown_s):
         return ""
     elapsed_s = envelope.t - begun.t
-    work_s = _work_s(new)
+    # The end of a turn's time is reserved for closing its sessions.
+    work_s = math.inf if new.turn_timeout_s is None else new.turn_timeout_s - kept_for_closing(new)
     if isinstance(envelope.body, m.DeadlinePassed):
         return f"after {elapsed_s:.3f} s the turn would have had time left" if elapsed_s < work_s else ""
     if envelope.receiver == begun.receiver and elapsed_s > work_s:
         return f"it came after {elapsed_s:.3f} s, and the turn's work would have ended after {work_s:g} s"
     return ""
-
-
-def _work_s(limits: TurnLimits) -> float:
-    """Return a turn's time limit minus the time reserved for closing its sessions; `inf` without a limit."""
-    if limits.turn_timeout_s is None:
-        return float("inf")
-    return limits.turn_timeout_s - kept_for_closing(limits)
 
 
 def _call_time(body: object, old: TurnLimits, new: TurnLimits) -> str:

@@ -179,7 +179,7 @@ class ChildProcess:
 
     def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
         """Return functions that read the pipes after `_readers` have stopped, while the process ends."""
-        raise NotImplementedError
+        return self._readers()
 
     def _on_exit(self) -> None:
         """Called if the process exits before the block is left, once its group is killed. For subclasses."""
@@ -479,9 +479,6 @@ class Command(ChildProcess):
             lambda: self._capture(self._group.stdout, self.stdout),
             lambda: self._capture(self._group.stderr, self.stderr),
         )
-
-    def _drains(self) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-        return self._readers()
 
     def _on_exit(self) -> None:
         self._over.set()

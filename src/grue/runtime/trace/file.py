@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from grue.errors import MCPConfigError, TraceError
 from grue.field_checks import check_settings, is_usable, shown
-from grue.runtime.files import LineFile, as_path, next_line, open_regular, write_whole
+from grue.runtime.files import LineFile, as_path, next_line, open_regular, os_errors_as, write_whole
 from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.interrupts import block_signals
 from grue.runtime.trace.format import (
@@ -384,14 +384,12 @@ class TraceWriter(Closing):
         """Write a payload file, unless it exists with the same size, and return the hash that names it."""
         sha256 = hashlib.sha256(content).hexdigest()
         path = payload_path(self.place, sha256)
-        try:
+        with os_errors_as(TraceError, f"write the trace's payload {path}"):
             if not path.exists() or path.stat().st_size != len(content):
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 # Other traces in this folder may be writing the same payload, so each has its own draft.
                 draft = f"{hashlib.sha256(os.fsencode(self.path.name)).hexdigest()}.part"
                 write_whole(path, content, fsync=self._options.fsync, draft=draft)
-        except OSError as error:
-            raise TraceError(f"Cannot write the trace's payload {path}: {error.strerror}.") from error
         return sha256
 
 
@@ -413,11 +411,8 @@ def _line(written: bytes) -> TraceLine | None:
 
 
 def _header_to_resume(path: Path, episode: str) -> bytes:
-    try:
-        with open_regular(path) as file:
-            first = next_line(file)
-    except OSError as error:
-        raise TraceError(f"Cannot read the trace file {path}: {error.strerror}.") from error
+    with os_errors_as(TraceError, f"read the trace file {path}"), open_regular(path) as file:
+        first = next_line(file)
     header = read_header(path, first)
     if header.format != FORMAT:
         raise TraceError(f"{path} has trace format {header.format}; only format {FORMAT} can be continued.")

@@ -190,12 +190,6 @@ def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
         raise damaged(path, number, "not a trace line: its time is out of range")
 
 
-def check_depth(path: Path, number: int, body: bytes) -> None:
-    """Raise `TraceError` if a body is nested more than `MAX_DEPTH` levels deep."""
-    if is_deeper(body, MAX_DEPTH):
-        raise damaged(path, number, f"nested deeper than {MAX_DEPTH} levels")
-
-
 def is_deeper(text: bytes, levels: int) -> bool:
     """Return whether a JSON text is nested more than this many levels deep."""
     if len(text) <= STEP:  # as most texts are; here two calls of `count` are faster than `count_of`

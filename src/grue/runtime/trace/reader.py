@@ -15,15 +15,16 @@ from msgspec import Struct
 from grue.errors import TraceError
 from grue.runtime.files import MAX_LINE_BYTES, next_line, open_regular, read_regular
 from grue.runtime.trace.format import (
+    MAX_DEPTH,
     REFERENCE_START,
     UNDECODABLE,
     PayloadReference,
     TraceHeader,
     TraceLine,
-    check_depth,
     check_numbers,
     damaged,
     error_text,
+    is_deeper,
     payload_path,
     read_header,
     tag_at_start,
@@ -158,7 +159,8 @@ class TraceReader(Generic[B]):
             written = self._payload(number, line)
         if line.extracts:
             written = self._restored(number, line, written)
-        check_depth(self.path, number, written)
+        if is_deeper(written, MAX_DEPTH):
+            raise damaged(self.path, number, f"nested deeper than {MAX_DEPTH} levels")
         try:
             body = self._body(line, written)
         except UNDECODABLE as error:
