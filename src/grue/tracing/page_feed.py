@@ -191,11 +191,11 @@ class SpanFinder:
         self._at_s = 0.0
         self._seq = 0
 
-    def see(self, envelope: EpisodeEnvelope, turn: int | None = None) -> Iterator[Span]:
-        """Yield the spans whose end is known now. The envelope belongs to `turn`; `None`: to its own turn."""
+    def see(self, envelope: EpisodeEnvelope, turn: int) -> Iterator[Span]:
+        """Yield the spans whose end is known now. The page shows the envelope under `turn`."""
         changes = self._steps.take(envelope)
         for change in changes:
-            if isinstance(change, StepBegan) and turn is not None:
+            if isinstance(change, StepBegan):
                 self._turns[change.step.key, change.step.first] = turn
         ended = [change for change in changes if isinstance(change, StepEnded)]
         yield from (self._span(end, None) for end in ended if not end.reported)
@@ -217,7 +217,7 @@ class SpanFinder:
         step, began = end.step, end.step.began
         server = getattr(began.body, "server", "")
         return Span(
-            turn=self._turns.pop((step.key, step.first), step.turn),
+            turn=self._turns.pop((step.key, step.first)),
             lane=began.sender if step.kind == "host" else server or began.receiver,
             phase="model" if step.kind == "check" else step.kind,
             label=_label(step),

@@ -119,7 +119,7 @@ def test_a_filter_finds_a_fact_by_its_name() -> None:
 def test_the_viewer_draws_the_time_between_two_facts(tmp_path: Path) -> None:
     finder = SpanFinder()
     envelopes = recorded(tmp_path, Escalated(why="angry"), Settled())
-    spans = [span for envelope in envelopes for span in finder.see(envelope)]
+    spans = [span for envelope in envelopes for span in finder.see(envelope, envelope.turn)]
     assert [(span.phase, span.lane) for span in spans] == [("host", "host")]
 
 

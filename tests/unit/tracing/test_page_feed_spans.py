@@ -32,7 +32,7 @@ REFUSED = ServerFailure(server="mind", phase="spawn", command="mind", cause="no 
 
 def spans(trace: Path, turn: int | None = None) -> list[Span]:
     finder = SpanFinder()
-    found = [span for envelope in open_episode(trace) for span in finder.see(envelope)]
+    found = [span for envelope in open_episode(trace) for span in finder.see(envelope, envelope.turn)]
     return [span for span in [*found, *finder.finish()] if turn in (None, span.turn)]
 
 

@@ -11,6 +11,7 @@ task of one loop, which runs in a greenlet and waits with functions that gevent 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import inspect
 import sys
@@ -81,11 +82,14 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
     result: list[T] = []
     run = run_in_shared_loop if threads_are_greenlets() else anyio.run
 
-    def begin() -> Awaitable[None]:
+    async def begin() -> None:
         nonlocal begun
         begun = True
         asyncio.get_running_loop().getaddrinfo = look_up  # type: ignore[method-assign]
-        return interrupts.run_into(result, function)
+        # If a task raised this `KeyboardInterrupt`, asyncio would stop the loop at once, and `nest_asyncio`
+        # would log it.
+        with contextlib.suppress(interrupts.WorkInterrupted):
+            result.append(await function())
 
     try:
         run(begin)

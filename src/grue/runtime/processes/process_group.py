@@ -196,17 +196,17 @@ class ProcessGroup:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
-    def end(self, patience_s: float = _DEATH_S) -> ServerExit | None:
+    def end(self) -> ServerExit | None:
         """Kill the group and the processes that left it, reap the leader, and wait until all are gone.
 
-        Blocks for a limited time. Safe to repeat, in any thread. `None`: it did not end within `patience_s`.
+        Blocks for a limited time. Safe to repeat, in any thread. `None`: the leader did not end in that time.
 
         Source: P9
         """
         with self._lock:
             if self.exit is None:
                 self.signal(signal.SIGKILL)
-                if not self.watch.exited_within(patience_s):
+                if not self.watch.exited_within(_DEATH_S):
                     return None
                 self._descendants.kill(_DESCENDANTS_S)
                 guard.release(self.pid)
