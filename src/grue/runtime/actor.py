@@ -191,7 +191,7 @@ class Mailbox(Generic[M]):
 
 
 class ReplyChannel:
-    """Carries the reply to one ask, past all mailboxes: two actors with full ones may ask each other."""
+    """Carries the reply to one ask, past all mailboxes, so a full mailbox of the asker does not matter."""
 
     def __init__(self, answerer: str, asker: str, tap: Tap) -> None:
         self._answerer = answerer
@@ -326,7 +326,7 @@ class Supervisor:
         return scope
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Record `error` and cancel all actors. `__aexit__` raises the first error that was recorded."""
+        """Note `error` in the trace if possible; cancel all actors. `__aexit__` raises the first error."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
@@ -434,7 +434,7 @@ def raise_crash(actor: str, error: BaseException) -> Never:
 
 
 def describe_crash(actor: str, error: BaseException) -> ActorFailed:
-    """Return the note for the trace about an unexpected exception of an actor."""
+    """Return the note for the trace about an unexpected exception of an actor or of the host's code."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     where = tuple(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
     whose = raised_by(error)

@@ -315,7 +315,7 @@ def lean_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
 
 
 def whole(envelope: EpisodeEnvelope) -> EpisodeEnvelope:
-    """Return an envelope with its message; raises `TraceError` if the file has changed."""
+    """Return an envelope with its message, which may be read from the file; may raise `TraceError`."""
     body: Any = envelope.body
     return body.reader.at(body.place) if isinstance(body, LeftInFile) else envelope
 

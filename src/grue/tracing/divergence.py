@@ -25,7 +25,7 @@ LAST_CAUSES = 12  # of a message, which are shown besides its first cause
 _LINE_CHARS = 160
 _VALUE_CHARS = 100
 _BEFORE_CHARS = 30
-ABSENT = msgspec.UNSET  # stands for what only the other side has
+ABSENT = msgspec.UNSET  # in place of a value that only the other side has
 SameText: TypeAlias = Callable[[str, str], bool]
 
 

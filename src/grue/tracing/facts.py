@@ -85,7 +85,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
 
 
 def said_by(fact: Fact, words: Callable[[Any], str] | property) -> str:
-    """Return the text of the fact's version of a method or property of the base class, `Fact.summary` say."""
+    """Return what a fact's method or property, such as `Fact.summary`, says; if it fails, the base's."""
     base: Any = words.fget if isinstance(words, property) else words
     try:
         said = getattr(fact, base.__name__)

@@ -26,7 +26,7 @@ from grue.tracing.turn_slices import turn_of
 PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end"]
 _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3  # characters: a shorter text of a fact may be in a prompt by chance
-_MOST_SHOWN = 20  # the most facts before a prompt that are remembered, each by its longest text
+_MOST_SHOWN = 20  # how many facts before a prompt are remembered, each by its longest text
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
@@ -40,7 +40,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     turn: int
     kind: PassageKind
     seq: int  # number of the message that begins the passage
-    place: int = -1  # of a `call` in the reply that asked for it, from 0; -1: no reply did
+    place: int = -1  # of a `call` in the reply that asked for it, from 0; -1: no reply asked
     also: tuple[int, ...] = ()  # numbers of further messages, 0 for a missing one; of a `call`: see `_SENT`
     depth: int = 0  # 1 for a request of a server to the model
     text: str = ""

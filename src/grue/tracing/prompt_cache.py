@@ -30,7 +30,7 @@ _EXCERPT = 72
 class PrefixBreak(Struct, frozen=True, kw_only=True):
     """Where a prompt does not repeat the earlier prompt that it is compared with. Texts are untrusted."""
 
-    part: PromptPart  # the first that differs; `model`: all went to another model
+    part: PromptPart  # the first part that differs; `model`: another model was asked
     at_byte: int  # of tools, system text and messages in the wire format, without cache markers
     place: str  # what contains that byte, such as `message 3 (user)`
     before: str = ""  # the earlier prompt around that byte; `now` is this one; empty for `model`
@@ -57,7 +57,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
     input_tokens: int = 0  # as the endpoint has counted them; 0: it has reported none
     cached_tokens: int = 0  # how many of these were read from the endpoint's cache
     whole: bool = True  # whether the trace holds all messages of the prompt
-    broken: PrefixBreak | None = None  # `None`: it begins with all of the earlier one, or is not compared
+    broken: PrefixBreak | None = None  # `None`: no part differs, or it is not compared
 
     @property
     def share(self) -> float:
@@ -109,7 +109,7 @@ class _Prompted(Struct, kw_only=True):
     encoded: EncodedConversation
     run: m.RunTurn | None = None
     whole: bool = True  # whether the trace holds all its earlier messages
-    redacted: bool = False  # whether a secret was removed from these, so that their digest differs
+    redacted: bool = False  # whether a secret in its messages was replaced, so that their digest differs
     sent: dict[bool, _Sent] = {}  # the last prompt with tools (`True`) and the last without
     last: _Sent | None = None
     blame: list[tuple[int, int, str]] = []  # changes: unchanged bytes before, and what reports them
@@ -120,7 +120,7 @@ class _Prompted(Struct, kw_only=True):
 
 
 class CachedPrompts:
-    """Compares each prompt of a trace with earlier ones. Call `see` with the trace's messages in order."""
+    """Compares each prompt of a trace with an earlier one. Call `see` with the trace's messages in order."""
 
     def __init__(self) -> None:
         self.left_out = 0  # entries of a history that its latest rewrite has replaced by one
@@ -542,7 +542,7 @@ def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str,
         tool, how = old[at], "is not offered any more"
     elif at < min(len(old), len(new)) and old[at].name == new[at].name:
         tool, how = new[at], _how_changed(old[at], new[at])
-    else:  # in a damaged trace, a request may have a tool twice, and be longer or shorter only by that
+    else:  # in a damaged trace, the only difference may be that a request has a tool twice
         tool, how = (new[at:] or old[at:])[0], "is offered in another order"
     return f"the tool {_name(tool)}", _listing(tool, pair, talk, asked, f"{_name(tool)} {how}")
 
@@ -650,7 +650,7 @@ def cached_prompts(envelopes: Iterable[Any]) -> Iterator[CachedPrompt]:
 
 
 def told(prompt: CachedPrompt) -> str:
-    """Return where and why a prompt differs from the earlier one; empty if it begins with the earlier one."""
+    """Return where and why a prompt differs from the earlier one; empty if `prompt.broken` is `None`."""
     broken = prompt.broken
     if broken is None:
         return ""

@@ -160,7 +160,7 @@ class AgentReplay:
         expected = derived(
             command, sender=AGENT, receiver=self._receiver(command), turn=self._turn.run.turn, cause=event.seq
         )
-        # The cause of the message that ends the turn is always the host's `RunTurn`.
+        # These messages answer the host's `RunTurn`, so it is their cause.
         ends = isinstance(command, m.TurnEnd | m.TurnWaits)
         cause = self._turn.begun.seq if ends else event.seq
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
@@ -274,8 +274,8 @@ _CUT = "… [cut: "
 
 def same_redacted(one: str, other: str) -> bool:
     """Return whether two texts are equal, where one was computed with secrets and one with placeholders."""
-    # Ignored are quotes around a placeholder (the secret was a number in JSON), punctuation after one (it was
-    # replaced together with the secret), and whatever follows the place where a text was cut to a length.
+    # It ignores quotes around a placeholder (the secret was a number in JSON), punctuation after one (it was
+    # replaced together with the secret), and what follows the place where a text was cut.
     first, second = _around_placeholders(one), _around_placeholders(other)
     if first == second:
         return True

@@ -176,7 +176,7 @@ def render_live(
     width: int | None = None,
     colour: bool = False,
 ) -> Iterator[str]:
-    """Yield the lines of the table as messages arrive; the arguments are as for `render`."""
+    """Yield the lines of the table as messages arrive. `width`: as for `render`."""
     layout = _Layout.of((column.live_width for column in _COLUMNS), width, colour)
     yield layout.fit(headline(header.episode, header.started_at), _BOLD)
     yield layout.headings()
@@ -220,7 +220,7 @@ def _fields(value: object, indent: str) -> Iterator[str]:
 
 
 def json_line(envelope: EpisodeEnvelope) -> str:
-    """Return a message as a trace line that is safe to print; its body is never left in another file."""
+    """Return a message as a trace line that is safe to print. Its body is in the line, even if it is long."""
     line = trace_line(envelope, msgspec.json.encode(envelope.body))
     return printable_json(msgspec.json.encode(line))
 

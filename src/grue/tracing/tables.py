@@ -70,7 +70,7 @@ class RequestRow(Struct, kw_only=True):
     final: bool  # offers no tools
     aside: bool  # not part of the conversation
     outcome: str | None = None  # `received`, `failed` or `dropped`
-    model: str | None = None  # that replied; after a failure, that was asked
+    model: str | None = None  # the model that replied or, after a failure, was asked
     content: str | None = None
     reasoning: str | None = None
     tool_calls: int | None = None

@@ -514,7 +514,7 @@ _OPEN = re.compile(
     rf"""(?ia)(?:(?:authorization|api-key)["'\\]{{0,64}}+[ \t]*+(?:[:=]{_LINE})?|bearer ++[^\s"'\\]*+)\Z"""
 )
 _LABEL = re.compile("(?ia)authorization|api-key|bearer ")
-_LONG = 4096  # a longer held-back text is searched only at a line's end; else it took quadratic time
+_LONG = 4096  # a longer held-back text is searched only at a line's end, not for each piece
 
 
 class TextPieces:

@@ -231,7 +231,7 @@ class Recorder:
         """Wait, blocking, until the observers have seen everything recorded so far.
 
         Raises:
-            TraceError: An observer could not write.
+            TraceError: An observer could not write. Any other exception of an observer is raised, too.
         """
         self._backlog.wait()
 

@@ -106,8 +106,8 @@ def shown_history(
     sent: AsSent, *, whole: bool
 ) -> tuple[tuple[m.ConversationItem | m.AssistantReply, ...], int]:
     """Return the part of a conversation that a generation's span shows, and how many messages it lacks."""
-    # That is its new messages and, if `whole`, all system texts and the latest earlier messages that fit into
-    # `HISTORY_LIMIT` characters.
+    # The part is its new messages and, if `whole`, all system texts and the latest earlier messages that fit
+    # into `HISTORY_LIMIT` characters.
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:
         return new, len(earlier)

@@ -149,7 +149,7 @@ SpanId = NewType("SpanId", int)  # number of a span in its feed, from 1
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """An episode, or its part after a resumption. `started`: as far as the host has recorded it."""
+    """An episode, or its part after a resumption. `started`: `None` if no host has recorded its start."""
 
     episode_id: str
     started: EpisodeStarted | None = None
