@@ -46,7 +46,7 @@ def json_objects(text: str) -> Iterator[dict[str, object]]:
 
 
 def fenced_blocks(text: str) -> Iterator[str]:
-    """Yield the contents of the first 50 code fences in a text."""
+    """Yield the contents of the first 50 code fences in the last `MAX_CHARS` characters of a text."""
     return (match.group(1) for match in islice(_FENCE.finditer(text[-MAX_CHARS:]), _MOST_CANDIDATES))
 
 
@@ -87,7 +87,11 @@ _MOST_OBJECTS = 5
 
 
 def has_shape(schema: m.JsonObject, content: str) -> bool:
-    """Return whether one of the first objects in a text has all members that the schema requires."""
+    """Return whether one of the first objects in a text has all members that the schema requires.
+
+    If it requires none, the object must have one that it names. `True` if the text is long, or if the schema
+    is not one of objects.
+    """
     if schema.get("type") != "object" or len(content) > _MOST_JUDGED:
         return True
     properties, required = schema.get("properties"), schema.get("required")

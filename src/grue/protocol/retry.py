@@ -15,7 +15,8 @@ from grue.policies import FailureKind
 
 _UNREACHABLE_DELAY_S = 0.5
 _MOST_RETRIES: dict[FailureKind, int] = {"refused": 0, "invalid_reply": 1, "unreachable": 1}
-"""For kinds that are seldom over soon: after the last two, most often the base URL is wrong."""
+"""How often, at most, these kinds of failure are retried: they seldom pass soon. The last two most often mean
+that the base URL is wrong."""
 
 _UNIT_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "mi": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_S |= {"秒": 1.0, "分": 60.0, "小": 3600.0}

@@ -19,11 +19,11 @@ The rules:
 5.  A request of the phase `loop` offers the tools that each server has listed last, and its reply may be tool
     calls or text. Other requests offer no tools and ask for an answer of the given schema, or for a summary.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply of the
-    phase `loop` with neither content nor calls. If a reply that should be the answer is empty, calls tools,
-    was declined or stopped early, or fails the host's check, the turn asks for one repair. If the repair
-    fails too, the turn uses the host's fallback, or else fails. So a turn has at most `max_tool_iterations` +
-    2 requests, besides summaries, and one each after an overflow, after a reply that rule 10 drops, and after
-    the first reply that writes tool calls as text.
+    phase `loop` with neither content nor calls. If a reply that should be the answer is empty, calls tools
+    (or writes a call as text), was declined or stopped early, or fails the host's check, the turn asks for
+    one repair. If the repair fails too, the turn uses the host's fallback, or else fails. So a turn has at
+    most `max_tool_iterations` + 2 requests, besides summaries, and one each after an overflow, after a reply
+    that rule 10 drops, and after the first reply that writes tool calls as text.
 7.  When tokens or money of the budget are used up, or one request is left, the calls of the last reply are
     still made, and then the final answer is forced. When the budget is used up, no repair is requested.
     Requests of servers to the model (sampling) count in the same budget.

@@ -58,7 +58,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
     listener: bool  # whether a filter can ask about a call, as a list of hosts needs
 
     def missing(self, *, hosts: bool) -> tuple[str, ...]:
-        """Return a sentence for each thing that a box needs and is absent. `hosts`: it lists hosts."""
+        """Return a sentence for each thing that this machine lacks. `hosts`: the box has a list of hosts."""
         if not self.supported:
             return (f"boxes are enforced on Linux with x86-64 or ARM64 only, and this is {self.system}",)
         found = []

@@ -53,7 +53,7 @@ class Boxed:
     """One start of a program in its box, made by `boxed`, and what has to be removed after the program's end.
 
     In `env`, `TMPDIR` is the scratch folder, and so is `HOME` unless the box opens something in the user's
-    home.
+    home. On a machine without boxes, `env` stays as it was given.
     """
 
     def __init__(self, box: Sandbox, *, cwd: str, scratch: str | None = None, **start: Unpack[Start]) -> None:
@@ -153,7 +153,7 @@ class Boxed:
             self.gate.disown()
 
     def end(self) -> None:
-        """Remove the scratch folder and close the gate, when no process of the program lives."""
+        """Remove the scratch folder and close the gate. Call this when no process of the program lives."""
         if self.gate is not None:
             self.gate.end()
         if self._thread is not None:
@@ -194,7 +194,10 @@ def _remove(folder: str) -> None:
 
 
 def _empty(folder: int, target: int, prefix: str, count: int) -> int:
-    """Move entries of the open `folder` to `target`, as `prefix` and a number; return the last number."""
+    """Move the entries of the open `folder` to `target`, as `prefix` and a number, and close `folder`.
+
+    The numbers go on after `count`; return the last.
+    """
     try:
         for name in os.listdir(folder):
             count += 1
@@ -229,7 +232,10 @@ class Watching(Sandbox, frozen=True, kw_only=True):
 
 
 def boxed(box: Sandbox, *, cwd: str | None, scratch: str | None = None, **start: Unpack[Start]) -> Boxed:
-    """Prepare a start in a box. `cwd` is the working directory; `None`: grue's own."""
+    """Prepare a start in a box. `cwd` is the working directory; `None`: grue's own.
+
+    If this machine cannot enforce all of the box: `SandboxError`, or a warning if the box is not `required`.
+    """
     folder = str(Path(cwd or "").absolute())  # an absolute `cwd` can be used although grue's own was deleted
     if isinstance(box, Watching):
         return box.start(cwd=folder, scratch=scratch, **start)

@@ -47,7 +47,7 @@ class Watch:
         self.written: dict[str, None] = {}  # files, and folders in which something was made or deleted
         self.started: dict[str, None] = {}
         self.hosts: dict[str, None] = {}  # `host:port`; an IP address for a connection without the proxy
-        self.unlisted: set[str] = set()  # past the proxy: `asks`: DNS queries; `connects`: to machines
+        self.unlisted: set[str] = set()  # what went past the proxy: `asks` (DNS) and `connects` (TCP)
         self.unix = False
         self.opened: tuple[Rule, ...] = ()  # what any box opens for this program; not proposed
         self.homes: dict[str, None] = {}  # values of `HOME`, never proposed as a whole

@@ -50,7 +50,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of request `item` of a batch; without a reply (`status`), with the fields of a `Fault`."""
+    """The outcome of request `item` of a batch: a reply's `status` and `body`, or what its `fault` needs."""
 
     item: str
     status: int | None = None
@@ -66,7 +66,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
-    """Return the result of a request without a reply; `left`: how its batch ended, if early, and `why`."""
+    """Return the result of a request without a reply. `left`: how its batch ended, if early, and `why`."""
     if not left:
         words = "the batch has ended, and its results have nothing readable for this request"
         return Result(item=item, message=words)

@@ -157,7 +157,7 @@ def _read(
 
 
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
-    """Read the tokens of a reply. One unreadable id makes all ids be left out, and so with the logprobs."""
+    """Read the tokens of a reply. If one id cannot be read, all ids are left out; likewise the logprobs."""
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
     content = [w.as_object(entry) for entry in w.listed(w.as_object(choice.get("logprobs")).get("content"))]

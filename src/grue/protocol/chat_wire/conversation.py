@@ -301,7 +301,7 @@ class EncodedConversation:
     def read(
         self, body: bytes, *, request: int, used_ids: Collection[str], text_tool_calls: TextToolCalls = "keep"
     ) -> w.Reply | Fault:
-        """Read the body of a reply, also the thoughts and tool calls in its text, without adding it."""
+        """Read the body of a reply, also the thoughts and tool calls in its text. `keep` adds the reply."""
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
             reply = w.as_it_ended(reply) if isinstance(reply, w.Reply) else reply
@@ -347,7 +347,7 @@ class EncodedConversation:
         return self._newest_attachments() is not None
 
     def drop_attachments(self) -> m.Rewritten | None:
-        """Replace the newest attachments, which were refused, by text; return the change, or `None`."""
+        """Replace the newest attachments, which were refused, by text. Return the change, if any."""
         at = self._newest_attachments()
         if at is None:
             return None

@@ -43,7 +43,7 @@ def _words(*alternatives: str) -> str:
 
 _URL = re.compile(r"https?://\S+")
 _LITELLM = re.compile(r"\b(?:litellm\.)?RateLimitError:?|\bthrottling_error\b")
-"""LiteLLM adds this text to each 429 of a provider, even if the credit is used up."""
+"""LiteLLM adds one of these texts to each 429 of a provider, even if the credit is used up."""
 
 _MONEY = _words(
     r"insufficient[_ ](?:account[_ ])?(?:quota|credit|fund|balance)|credit balance|credit limit",

@@ -76,8 +76,8 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         assistant_after_results: An assistant's message must stand between tool results and a user message.
         max_description_chars: Longest description of a tool; `None` for no limit.
         call_ids: A pattern that the ids of tool calls must match, or else are replaced; empty: any id.
-        signs_calls: The endpoint refuses a tool call without its signature, so calls that have none get
-            Google's text for calls of other models. Only in chat completions.
+        signs_calls: The endpoint refuses a tool call without its signature. If a reply came from elsewhere,
+            its first call gets a text that Google accepts instead. Only in chat completions.
         lists_parameters: Whether the endpoint's model list names each model's parameters and kinds of input.
         reports_cost: Whether replies state their cost; `unknown`: the first reply will show it.
         images: Whether the endpoint accepts images. `True` for an unknown endpoint, until it refuses one.

@@ -75,7 +75,7 @@ def _garbled(name: str, names: frozenset[str]) -> str:
 
 
 class EventLines:
-    """Splits bytes into events. `damage` says what is wrong with the first line that fits in no event."""
+    """Splits bytes into events. `damage` says what is wrong with the first damaged line; empty: none is."""
 
     def __init__(self) -> None:
         self.damage = ""

@@ -321,7 +321,7 @@ def label(message: m.ToolMessage) -> str:
 
 
 def with_shown(items: Sequence[WireItem], profile: WireProfile) -> tuple[WireItem, ...]:
-    """Insert user messages with attachments after the last of several tool messages in a row."""
+    """Insert a user message (`Shown`) with the attachments after each run of tool messages that has any."""
     arranged: list[WireItem] = []
     waiting: list[m.ToolMessage] = []
     for item in items:
@@ -379,7 +379,7 @@ class Choice(Struct, frozen=True):
 
 
 class WireRequest(Struct, frozen=True, kw_only=True):
-    """The parts of a request's body; a part of `messages` may hold several, joined by commas."""
+    """The parts of a request's body. An item of `messages` may be several messages, joined by commas."""
 
     settings: ModelSettings
     profile: WireProfile
@@ -547,7 +547,10 @@ def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition
 
 
 def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
-    """Return a request's `own` fields and those of `extra`, which replace them, or are joined with them."""
+    """Return a request's `own` fields and those of `extra`, which replace them; objects are joined.
+
+    An empty object, and one with a `type`, also replaces the request's own field.
+    """
     return {**own, **{name: _joined(own.get(name), value) for name, value in extra.items()}}
 
 

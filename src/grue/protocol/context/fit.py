@@ -8,7 +8,7 @@
 3.  The last reply, the results of its calls and the items of the next request are never replaced.
 4.  If that is not enough, the model is asked for a summary: at most `max_summaries` times in a turn, and only
     if the budget allows it and the summary can free enough. It replaces everything but the history's first
-    entry and the turn's last reply.
+    entry, the turn's user text and its last reply.
 5.  If the request still fills more than `high_water`, the results that it adds are cut in the middle, the
     largest first.
 6.  If the endpoint still reports an overflow, the smaller of the window in its error and the known one

@@ -1,9 +1,9 @@
 """The history of a conversation: a sequence of entries, and the rules by which it grows.
 
 A reply that `keep` holds becomes an entry only at the next `say` or `close`: if the turn fails before it has
-used the reply (`TurnFailed.unread`), the reply is dropped. Each tool call gets a result, an error if need be,
-because providers refuse a conversation with an unanswered call. `RunTurn.history` refers to the earlier
-entries by count and digest (`Ledger`), so that what a turn records does not grow with the history.
+used the reply (`TurnFailed.unread`), the reply is dropped. Providers refuse a conversation with an unanswered
+call. So `say` leaves such calls out, and `close` answers them with an error. `RunTurn.history` refers to the
+earlier entries by count and digest (`Ledger`), so that what a turn records does not grow with the history.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class History:
         unread: The last reply, while it may still be dropped. It is not an entry yet.
         asked: The last answer schema that a request asked for.
         in_words: Whether a request with tools has asked for `asked`, so that its text states the schema.
-        replies: How many replies there were, empty ones included.
+        replies: How many replies there were, empty and dropped ones included.
         plain: `RunTurn.plain_results` of the turn under way.
         restates: `RunTurn.restates_answer` of the turn under way.
     """
@@ -115,7 +115,10 @@ class History:
         *,
         beside_tools: bool = False,
     ) -> tuple[Entry, ...]:
-        """Add the last reply, without calls that `new` does not answer, then `new`; return the entries."""
+        """Add the last reply, without calls that `new` does not answer, then `new`; return the entries.
+
+        An answer to a call that the last reply does not have raises `ValueError`.
+        """
         answers = {item.call_id for item in new if isinstance(item, m.ToolMessage)}
         reply = self.unread
         calls = reply.tool_calls if reply else ()

@@ -91,7 +91,7 @@ _FIND_TOOLS = _defined(
 
 
 def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
-    """Return the definition of `find_tools`. It names the configured servers, whichever have started."""
+    """Return the definition of `find_tools`. It names at most 100 of the servers, started or not."""
     names = list(servers)
     named = ", ".join(names[:_MOST_SERVERS])
     more = f" and {len(names) - _MOST_SERVERS} more" if len(names) > _MOST_SERVERS else ""

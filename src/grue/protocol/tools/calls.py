@@ -37,7 +37,7 @@ from grue.protocol.tools.results import MediaRoom
 _LONGEST_NAME = 200
 _MOST_MEANT = 3
 _MOST_GUESSED = 20
-"""The most rejected calls of a reply for which a similar tool name is looked for, at a millisecond each."""
+"""After so many rejected calls of a reply, no similar tool name is looked for: each takes a millisecond."""
 
 _ALIKE = 0.8
 Records: TypeAlias = tuple[m.ToolCallRecord, ...]

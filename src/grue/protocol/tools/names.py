@@ -1,8 +1,8 @@
 """Tools as a model sees them: their names, their definitions, and the arguments that the model writes.
 
 The canonical name, used everywhere inside grue, is `{server}.{tool}`, with dots and up to 128 characters in
-the tool's name. Most endpoints allow only letters, digits, `_` and `-`, and at most 64 characters:
-`WireNames`.
+the tool's name. Most endpoints allow only letters, digits, `_` and `-`, and at most 64 characters. So
+`WireNames` gives each tool a name for them.
 
 Source: R8.1, R8.2, R8.3, R8.4, P33, P34, P35, P36
 """
@@ -159,7 +159,11 @@ def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObj
 
 
 class ToolRoutes(Struct, frozen=True):
-    """Each tool by the name to show and by all its names; a bare name calls the tool that was listed last."""
+    """Tools by the name to show (`listed`), and by each name that calls them (`called`).
+
+    If several tools have one bare name, it calls the last of them. `shadowed`: each of these but the first,
+    with the one before it.
+    """
 
     listed: dict[str, m.ToolDefinition]
     called: dict[str, m.ToolDefinition]

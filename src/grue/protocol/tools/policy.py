@@ -84,7 +84,10 @@ def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
 def judge(
     policy: ToolPolicy, tools: Iterable[m.ToolDefinition], used: Mapping[str, int]
 ) -> tuple[tuple[Terms, ...], dict[str, int]]:
-    """Return the `Terms` of the calls of these tools, and `used` (calls in this turn, by tool) with them."""
+    """Return the `Terms` of a call of each of these tools, and `used` with the allowed ones of these calls.
+
+    `used`: for each tool that has a `max_calls`, its calls in this turn.
+    """
     counts = dict(used)
     known: dict[str, Terms] = {}
     judged: list[Terms] = []
@@ -144,7 +147,7 @@ def question_about(
 
 
 def check_policy(policy: ToolPolicy) -> ToolPolicy:
-    """Return the policy if all its values can be used; else the `MCPConfigError` names rule and field."""
+    """Return the policy, or raise an `MCPConfigError` that names the rule or field that cannot be used."""
     for n, rule in enumerate(policy.rules):
         if fault := _fault(rule):
             raise MCPConfigError.of_value("tool_policy", ("rules", n), f"rule {n + 1}: {fault}.")
@@ -313,7 +316,10 @@ def settled(
 
 
 def read_decisions(given: Iterable[object]) -> tuple[ApprovalDecision, ...]:
-    """Return a program's answers as decisions, without unreadable ones; others raise a `TypeError`."""
+    """Return the decisions in a program's answers, without those whose ids, names or digests are not texts.
+
+    An answer that is no `ApprovalDecision` raises `TypeError`.
+    """
     decisions: list[ApprovalDecision] = []
     for each in given:
         if not isinstance(each, ApprovalDecision):

@@ -104,7 +104,7 @@ class MediaRoom:
 
 
 def text_in(mime: object, data: str) -> str | None:
-    """Return the text in base64 data; `None`: not of a textual media type, not UTF-8, or over a megabyte."""
+    """Return the text in base64 data; `None`: not of a textual type, not readable, or over a megabyte."""
     if not isinstance(mime, str) or not _TEXTUAL.match(mime) or decoded_bytes(data) > _MAX_TEXT_BYTES:
         return None
     try:
@@ -125,7 +125,7 @@ def decoded_bytes(base64_text: str) -> int:
 
 
 def known_bytes(data: str) -> int | None:
-    """Return the decoded size of base64 in bytes, or `None` if the data is not base64."""
+    """Return the decoded size of base64 in bytes; `None`: not base64, which is checked up to a megabyte."""
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
     # Other data may be a secret, which the trace hides: a replay would compute another size.
@@ -209,7 +209,10 @@ class JsonText(str):
 
 
 def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
-    """Return the end of an error text about an unknown tool: why servers with such a tool were not used."""
+    """Return the end of an error text about an unknown tool: why `missing` servers of that name are not used.
+
+    For a name without a server, these are all missing servers.
+    """
     bare = not NAME_SEPARATORS.search(name)
     reasons = [
         f". {NOT_USED.format(server=server, reason=reason)}"
@@ -337,7 +340,7 @@ def told_plainly(
     *,
     handle: str = "",
 ) -> Told:
-    """Return a result for the model as text; a cut one names `handle`, if that is given, to `read_result`."""
+    """Return a result for the model as text. A cut one names `handle`, if given, for use by `read_result`."""
     before = len(room.attachments) if room else 0
     said = "\n".join(filter(None, (note, *_parts(result, room, _plain))))
     attached = tuple(room.attachments[before:]) if room else ()

@@ -122,7 +122,7 @@ SUMMARY = "Summary of the conversation so far, which takes its place:\n{summary}
 _SUMMARY_SHARE = 10
 _WORDS_PER_TOKEN = 0.7
 _MOST_WORDS = 2000
-_WINDOW = 128_000  # the context window, in tokens, that is assumed for a model whose window is not known
+_WINDOW = 128_000  # the context window, in tokens, that is assumed for `ToolSearch.above` if none is known
 
 
 def begun(run: m.RunTurn) -> Turn:
@@ -149,7 +149,8 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     # earlier tries is counted too: pass 0, so that the ledger makes an estimate.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # `output` may include thoughts, which are not in the next prompt, whose tokens the ledger estimates.
+        # `output` may include thoughts, which are not sent back. So count no more than the ledger estimates
+        # for the reply's text and calls.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 

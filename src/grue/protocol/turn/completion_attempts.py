@@ -4,8 +4,8 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
 `attempt_step`, in order; the outcome of a request is the next event. The rules:
 
 - A refusal that shows what the endpoint does not accept changes the profile (`chat_wire/profiles.py`). If its
-  cause is not known, the newest images or files are replaced by a line of text. Then the request is sent
-  again at once. Neither uses up a retry.
+  cause is not known, but its status is one that images or files may cause, the newest of them are replaced by
+  a line of text. After either, the request is sent again at once, and no retry is used up.
 - If a prompt fits into the context window, but not together with the reply's token limit, the request is sent
   again once, with the limit that fits, if this is at least a fourth of the limit before.
 - If any other request is too long for the window and the agent can clear the history, the failure is reported

@@ -4,7 +4,8 @@
   turn fails, or the server is disabled (`FailurePolicy.first_connect`).
 - If a later connect fails, it is retried in the same turn, at most `connect_retries` times (by default 1).
 - If the retries fail too, the server is disabled: for the rest of the episode, or for `retry_disabled_s`. The
-  first turn after that makes one attempt. If it fails, the wait is doubled, up to 15 minutes.
+  first turn after that makes one attempt. If it fails, the wait is doubled, up to 15 minutes or, if that is
+  longer, `retry_disabled_s`.
 
 `Untried`, `Proven` and `Disabled` are the states between turns. `Connecting` exists only within a turn.
 

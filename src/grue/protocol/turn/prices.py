@@ -28,7 +28,7 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         batch: The fraction of these prices that a request in a batch costs.
 
     Raises:
-        MCPConfigError: A price is negative or not a number.
+        MCPConfigError: A price or `batch` is negative, infinite or not a number.
     """
 
     input: float

@@ -4,12 +4,13 @@ Presumed tools (`ToolsPresumed`) are those that the starting servers will probab
 request that offers them:
 
 - Only a turn's first request, or its first after a resumption, may offer them, and only if a server is still
-  starting, no check of tool support is under way, and the budget leaves a further request.
-- Nothing follows from the reply before all servers have reported. If one does not start, the turn ends.
+  starting, no check of tool support is under way, and the budget leaves more than this request.
+- Nothing follows from the reply before all servers have reported. A `StartupFailed` ends the turn.
 - The reply is used if each tool that it calls is listed as presumed; else it is dropped, and the request is
-  sent again with the listed tools. So is a failed request, unless the servers list just the presumed tools.
-- A request that is under way is cancelled if every tool that it offers has changed or is not listed, unless
-  it offers `find_tools` (`Turn.searching`).
+  sent again with the listed tools. A failed request is sent again too, unless the servers list just the
+  presumed tools.
+- If the request is still under way when all servers have reported, it is cancelled if every tool that it
+  offers has changed or is not listed, unless it offers `find_tools` (`Turn.searching`).
 
 `DropCompletion` is always answered by one `ReplyDropped`, before which a reply may still arrive.
 """
@@ -110,7 +111,10 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 
 
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
-    """Return a note for each pattern of the request (or else of the tool policy) that matches no tool."""
+    """Return a note for each pattern of the request, or else of the tool policy, that matches no tool.
+
+    There are no notes if the turn lacks tools of a server, or a server takes calls of unlisted tools.
+    """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:
         return ()

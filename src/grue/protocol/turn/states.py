@@ -35,11 +35,11 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
             the servers, as far as `RunTurn.tools` selects them; then `read_result`, if it is offered.
         relisted: Whether the tools have changed since the last request that offered them.
         open: Servers whose session has to be closed before the turn ends.
-        iterations: Replies with tool calls so far.
+        iterations: Replies with tool calls so far, to requests that offered tools.
         requests: Requests so far; in a resumed turn also those that were `sampled` before it was parked.
         sampled: Finished requests of servers to the model (sampling), which `usage` counts too.
         batches: The number of the last batch of tool calls. Notes about calls not sent use up a number too.
-        records: The settled tool calls, without those of a reply whose calls are not all settled.
+        records: The settled tool calls. Those of a reply are added when all are settled, or the turn ends.
         media_bytes: Decoded size of the images, audio and files attached so far, the user's included.
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why tools that the turn should have are missing; by server, see `missing`.
@@ -84,7 +84,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """Where a resumed turn went on; `None` after new calls: a reconnect would repeat the parked ones."""
+        """How the turn was resumed; `None` if it was not, or has made new calls, so that it repeats none."""
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
 
@@ -178,7 +178,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def refers(self) -> bool:
-        """Whether requests offer the built-in tool `read_result`."""
+        """Whether the built-in tool `read_result` is among the turn's tools."""
         return READ_RESULT in self.tools
 
     def count(self, usage: m.Usage) -> Turn:
@@ -187,13 +187,13 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def budget_reached(self) -> bool:
-        """Whether the budget leaves at most one request, which must ask for the final answer."""
+        """Whether the next request, if any, is the budget's last, and so must ask for the final answer."""
         most = self.run.limits.budget.requests
         return self.budget_spent or (most is not None and self.requests + self.sampled + 1 >= most)
 
     @property
     def budget_spent(self) -> bool:
-        """Whether the budget allows no further request, not even one that asks for a corrected answer."""
+        """Whether the budget is used up: only the final answer may still be asked for, once."""
         budget, usage = self.run.limits.budget, self.usage
         return (
             (budget.requests is not None and self.requests + self.sampled >= budget.requests)
@@ -214,7 +214,10 @@ class AwaitingSupport(Struct, frozen=True):
 
 
 class AwaitingSessions(Struct, frozen=True, gc=False):
-    """Waits for the sessions of the `pending` servers, before `new` is sent; `asking`: for the check too."""
+    """Waits for the sessions of the `pending` servers, before `new` is sent.
+
+    `asking`: it also waits for the check that the model can call tools.
+    """
 
     turn: Turn
     pending: Servers
@@ -311,7 +314,7 @@ class AwaitingTools(Struct, frozen=True):
 
     Attributes:
         under_way: The batches that are not settled: one, several parallel ones, or none while servers start.
-        unsent: The calls that are sent after these batches.
+        unsent: The calls that are still to be sent, grouped into runs, each of which becomes a batch.
         timed_out: Whether a call has timed out, and `FailurePolicy.after_timeout` is not `continue`.
         changed: Arguments that a person has changed, by call id.
         tools: The tools, with their definitions at the time when the calls were allowed.
@@ -439,7 +442,7 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         doing: What the turn waits for, in words: `waiting for the model (request 2)`.
-        iterations: Replies with tool calls so far.
+        iterations: Replies with tool calls so far, to requests that offered tools.
         requests: Requests of the turn so far, plus the finished requests of servers to the model (sampling).
         tool_calls: Tool calls settled so far.
         usage: Tokens and cost of the finished completions.

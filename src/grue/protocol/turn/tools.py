@@ -10,9 +10,9 @@ The rules for the calls of a reply, besides those in `tool_loop.py` and, for dec
   tool has changed, a question about its call is asked again, and a call that needs no approval is not made.
 - The tools of a server that starts when it is called (`RunTurn.when_called`) replace those that the model was
   offered. If they differ, the session does not send calls of changed tools (`actors/mcp_session.py`), and the
-  next request offers the new list; otherwise that is the same list, in the same order.
+  next request offers the new list; otherwise it offers the same list as before, in the same order.
 - If such a server does not start, calls of its tools are answered with the reason, and the turn goes on
-  without these tools; or the turn fails, if the server is required.
+  without these tools; or the turn fails, if `FailurePolicy.first_connect` is `raise` for this server.
 """
 
 from __future__ import annotations
@@ -236,8 +236,8 @@ def call(
 ) -> Transition:
     """Judge the calls of a reply: ask a person about them, send them, or answer them without a server.
 
-    A resumed turn has calls that are `settled`, `decisions`, and the digests of the tools' `definitions`
-    before.
+    For a resumed turn: `settled` are the calls that were answered before it was parked, `decisions` those of
+    a person since then, and `definitions` the digests of the called tools when it was parked.
     """
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks
@@ -285,7 +285,7 @@ def _noted(turn: Turn, reply: s.JudgedReply, notes: CallNotes) -> tuple[s.Judged
 
 
 def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
-    """Return whether a call is not made because its tool has changed. If a person is asked, it is `False`."""
+    """Return whether a call is not made because its tool has changed; `False` if a person is asked first."""
     made_for = definitions.get(each.tool.name)
     if made_for is None or each.terms.verdict == "ask" or each.task is not None:
         return False
