@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import httpx
 
-from grue.messages import LlmFailure
+from grue.messages import CompletionRetried, LlmFailure
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault, describe, fault_of_status
 from grue.protocol.chat_wire.formats import FORMATS
@@ -26,7 +26,6 @@ from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import (
     AdaptProfile,
-    ReportRetry,
     RequestFailed,
     Sent,
     attempt_step,
@@ -137,11 +136,11 @@ async def _fault_of(row: Row, profile: WireProfile) -> Fault:
 
 
 def _again(fault: Fault, failure: LlmFailure, profile: WireProfile) -> str | float:
-    state = Sent(settings=ModelSettings(model="m"), retry=RetryPolicy())
+    state = Sent(request=1, settings=ModelSettings(model="m"), retry=RetryPolicy())
     _, commands = attempt_step(state, RequestFailed(fault=fault, failure=failure, profile=profile))
     if any(isinstance(command, AdaptProfile) for command in commands):
         return "adapted"
-    waits = [command.delay_s for command in commands if isinstance(command, ReportRetry)]
+    waits = [command.delay_s for command in commands if isinstance(command, CompletionRetried)]
     if not waits:
         return "no"
     return "backoff" if failure.retry_after_s is None else round(waits[0], 6)

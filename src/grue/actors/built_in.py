@@ -36,21 +36,21 @@ class BuiltInTools(Actor[m.SessionCommand]):
         assert isinstance(batch, m.CallTools), "it has no session to open or close"
         state, commands = calls.begin_batch(batch)
         while commands:
-            settlement: calls.CallSettled | None = None
+            settlement: m.Settlement | None = None
             for command in commands:
                 match command:
-                    case calls.ReportSettlement(settled):
-                        await self._agent.send(settled, sender=self.name, cause=envelope.seq)
                     case calls.MakeCall(called):
                         self._note(called, sender=self.name, cause=envelope.seq)
                         settlement = await self._call(called, batch.timeout_s)
-                    case _:
+                    case calls.ReadChangedTools():
                         pass  # The tools of this server never change.
+                    case settled:
+                        await self._agent.send(settled, sender=self.name, cause=envelope.seq)
             if settlement is None:
                 return
             state, commands = calls.batch_step(state, settlement)
 
-    async def _call(self, call: m.ToolCalled, timeout_s: float) -> calls.CallSettled:
+    async def _call(self, call: m.ToolCalled, timeout_s: float) -> m.Settlement:
         started, answer = anyio.current_time(), self._answers.get(call.tool)
         result: m.ToolCallResult | None = tool_results.call_failed("there is no such tool")
         if answer is not None:

@@ -81,13 +81,16 @@ class Asking:
     def take_back(self) -> None:
         """If text of the reply has been streamed, tell readers of the trace to discard it."""
         if self._shown:
-            self._carry_out(attempts.TakeBackShown())
+            self.say(m.TextDelta(request=self._command.request, text="", restart=True))
 
     async def outcome(self) -> Reply | m.LlmFailure:
         """Send requests until one gives a reply, fails and is not retried, or waits (`RequestPostponed`)."""
         settings = self._endpoint.settings
         state: attempts.AttemptState = attempts.Sent(
-            settings=settings, retry=self._retry, clears=self._command.clears
+            request=self._command.request,
+            settings=settings,
+            retry=self._retry,
+            clears=self._command.clears,
         )
         event = await self._exchange(settings)
         while True:
@@ -109,12 +112,11 @@ class Asking:
         self,
         command: attempts.AdaptProfile
         | attempts.DropAttachments
-        | attempts.ReportRetry
-        | attempts.ReportCut
-        | attempts.TakeBackShown
-        | attempts.ShowAgain,
+        | attempts.ShowAgain
+        | m.CompletionRetried
+        | m.ReplyCut
+        | m.TextDelta,
     ) -> None:
-        request = self._command.request
         match command:
             case attempts.AdaptProfile(fault):
                 self._adapt(fault)
@@ -126,21 +128,15 @@ class Asking:
                             conversation=self._command.conversation, rewrite=rewritten, reason=REFUSED_MEDIA
                         )
                     )
-            case attempts.ReportRetry(attempt, delay_s, failure):
-                note = m.CompletionRetried(request=request, attempt=attempt, delay_s=delay_s, failure=failure)
-                self.say(note)
-            case attempts.ReportCut(limit, retried_with, usage):
-                self._cut = usage
-                self.say(
-                    m.ReplyCut(request=request, limit_tokens=limit, retried_with=retried_with, usage=usage)
-                )
-            case attempts.TakeBackShown():
-                self.say(m.TextDelta(request=request, text="", restart=True))
             case attempts.ShowAgain(reply):
                 self._thoughts = ThoughtSplitter()
                 for delta in (Delta(reply.reasoning or "", "reasoning"), Delta(reply.content or "")):
                     if delta.text:
                         self._show(delta)
+            case note:
+                if isinstance(note, m.ReplyCut):
+                    self._cut = note.usage
+                self.say(note)
 
     def _adapt(self, fault: Fault) -> None:
         before, prompt = self._conversation.profile, self._conversation.prompt

@@ -98,18 +98,13 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _open(self, command: m.OpenSession, cause: int | None) -> None:
         self._closed_reported = False
         before = self.connection
-        requested = conn.ConnectRequested(command.policy, current_time())
+        requested = conn.ConnectRequested(self._server, command.policy, current_time())
         order: conn.ConnectionCommand | None = self._connection_step(requested)
         while isinstance(order, conn.Attempt):
             order = await self._attempt(order, command, cause)
         match order:
-            case conn.ReportDisabled(reason, newly, last_words, retry_s):
-                disabled = m.McpDisabled(
-                    server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s
-                )
-                await self._report(disabled, cause)
-            case conn.ReportStartupFailure(failure):
-                await self._report(m.StartupFailed(server=self._server, failure=failure), cause)
+            case m.McpDisabled() | m.StartupFailed():
+                await self._report(order, cause)
             case conn.ReportOpened():
                 pass  # `_attempt` has sent `SessionOpened` already
             case None:
@@ -175,7 +170,7 @@ class SessionActor(Actor[m.SessionCommand]):
         then: AfterFailedConnect = "disable"
         if isinstance(order, conn.Attempt):
             then = "retry"
-        elif isinstance(order, conn.ReportStartupFailure):
+        elif isinstance(order, m.StartupFailed):
             then = "raise"
         note = m.ConnectFailed(server=self._server, attempt=attempt.number, failure=failed.failure, then=then)
         self._note(note, sender=self.name, cause=cause)
@@ -220,20 +215,22 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _serve_batch(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
         state, commands = calls.begin_batch(batch, connected=connection is not None)
         while commands:
-            settlement: calls.CallSettled | None = None
+            settlement: m.Settlement | None = None
             for command in commands:
                 match command:
-                    case calls.ReportSettlement(settled):
-                        await self._report(settled, cause)
                     case calls.MakeCall(called, call) if not self._is_as_decided(call):
                         settlement = calls.not_as_decided(called)
-                    case calls.MakeCall(called) if connection is not None:
+                    case calls.MakeCall(called):
+                        assert connection is not None, "without a server, no call is made"
                         settlement = await self._refused(connection, called)
                         if settlement is None:
                             noted = self._note(called, sender=self.name, cause=cause)
                             settlement = await self._call(connection, batch, called, noted.seq)
-                    case calls.ReadChangedTools() if connection is not None:
+                    case calls.ReadChangedTools():
+                        assert connection is not None, "without a server, no call is made"
                         await self._report_changed_tools(connection, batch, cause)
+                    case settled:
+                        await self._report(settled, cause)
             if settlement is None:
                 return
             state, commands = calls.batch_step(state, settlement)
@@ -264,11 +261,11 @@ class SessionActor(Actor[m.SessionCommand]):
 
     async def _call(
         self, connection: ToolConnection, batch: m.CallTools, call: m.ToolCalled, message: int
-    ) -> calls.CallSettled:
+    ) -> m.Settlement:
         started = current_time()
         earlier_id = connection.status.last_request_id
 
-        def settled(kind: Callable[..., calls.CallSettled], **fields: Any) -> calls.CallSettled:
+        def settled(kind: Callable[..., m.Settlement], **fields: Any) -> m.Settlement:
             last = connection.status.last_request_id
             if last == earlier_id:  # this call was not sent, so an error code did not come from the server
                 last, fields = "", {name: each for name, each in fields.items() if name != "error_code"}

@@ -111,54 +111,33 @@ def known_machine() -> Machine:
     return here
 
 
-class Refused(Struct, frozen=True):
-    """System calls that are refused whatever their arguments, with the reason and the errno."""
-
-    calls: str
-    why: str
-    error: int = EPERM
-
-
-REFUSED = (
-    Refused(
-        "ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd process_madvise",
-        "They read or change other processes of this user.",
-    ),
-    Refused(
-        "io_uring_setup io_uring_enter io_uring_register",
-        "A ring opens files and sockets without a system call that a filter could see.",
-        ENOSYS,
-    ),
-    Refused(
-        "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick"
-        " mount_setattr setns",
-        "They change which files a path names, which is what Landlock's rules are made of.",
-    ),
-    Refused("open_by_handle_at", "It opens a file by number, without a path."),
-    Refused("add_key request_key keyctl", "The user's keyrings hold credentials of other programs."),
-    Refused(
-        "bpf perf_event_open userfaultfd fanotify_init",
-        "Observation of the whole machine, and favourite parts of exploits of the kernel.",
-    ),
-    Refused(
-        "init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff acct"
-        " quotactl quotactl_fd settimeofday clock_settime sethostname setdomainname iopl ioperm syslog",
-        "The administration of the machine; it matters if grue runs as root.",
-    ),
-    Refused(
-        # The id of a shared memory segment (`shmat`) is a small number, which a program could guess.
-        "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink",
-        "Memory and queues that other programs of this user share, which are not files.",
-    ),
-    Refused(
-        "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
-        " file_setattr",
-        "Access lists of files are attributes, and Landlock has no rule for attributes.",
-        EOPNOTSUPP,  # as on a file system without attributes; programs that copy files ignore this error
-    ),
-    # After ENOSYS, glibc and musl use `clone`. Its flags are in a register, and `_conditions` checks them.
-    Refused("clone3", "Its flags cannot be seen, and may ask for a new user namespace.", ENOSYS),
-)
+REFUSED = {
+    # They read or change other processes of this user.
+    "ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd process_madvise": EPERM,
+    # A ring opens files and sockets without a system call that a filter could see.
+    "io_uring_setup io_uring_enter io_uring_register": ENOSYS,
+    # They change which files a path names, which is what Landlock's rules are made of.
+    "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick"
+    " mount_setattr setns": EPERM,
+    "open_by_handle_at": EPERM,  # it opens a file by number, without a path
+    "add_key request_key keyctl": EPERM,  # the user's keyrings hold credentials of other programs
+    # They observe the whole machine, and are favourite parts of exploits of the kernel.
+    "bpf perf_event_open userfaultfd fanotify_init": EPERM,
+    # The administration of the machine; it matters if grue runs as root.
+    "init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff acct quotactl"
+    " quotactl_fd settimeofday clock_settime sethostname setdomainname iopl ioperm syslog": EPERM,
+    # Memory and queues that other programs of this user share, which are not files. The id of a shared memory
+    # segment (`shmat`) is a small number, which a program could guess.
+    "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink": EPERM,
+    # Access lists of files are attributes, and Landlock has no rule for attributes. The errno is that of a
+    # file system without attributes; programs that copy files ignore it.
+    "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
+    " file_setattr": EOPNOTSUPP,
+    # Its flags cannot be seen, and may ask for a new user namespace. After ENOSYS, glibc and musl use
+    # `clone`. Its flags are in a register, and `_conditions` checks them.
+    "clone3": ENOSYS,
+}
+"""System calls that are refused whatever their arguments, each group with its errno."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -183,7 +162,9 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     ]
     if here.x32:
         code += [_jump(_AT_LEAST, 0x40000000, 0, 1), _stmt(_RETURN, _ERRNO | ENOSYS)]
-    checks = {name: [_stmt(_RETURN, _ERRNO | row.error)] for row in REFUSED for name in row.calls.split()}
+    checks = {
+        name: [_stmt(_RETURN, _ERRNO | error)] for names, error in REFUSED.items() for name in names.split()
+    }
     checks |= _conditions(wanted)
     checks |= {name: [_stmt(_RETURN, _NOTIFY)] for name in wanted.ask}
     numbered = sorted((calls[name], then) for name, then in checks.items() if name in calls)

@@ -309,7 +309,7 @@ def quote_placeholders(arguments: str) -> str:
 
 
 _Outcome = m.SessionOpened | m.McpDisabled | m.StartupFailed
-_SentMessage = m.ConnectFailed | _Outcome | m.ToolCalled | calls.CallSettled
+_SentMessage = m.ConnectFailed | _Outcome | m.ToolCalled | m.Settlement
 
 
 class Connections:
@@ -434,21 +434,16 @@ class _Session:
             self._connection, at_s = conn.Disabled(first.reason), 0.0
         if isinstance(first, m.ConnectFailed) and self._may_be_proven:
             self._connection = self._before_failure(first, command.policy)
-        order: conn.ConnectionCommand | None = self._step(conn.ConnectRequested(command.policy, at_s), cause)
+        requested = conn.ConnectRequested(self._server, command.policy, at_s)
+        order: conn.ConnectionCommand | None = self._step(requested, cause)
         while isinstance(order, conn.Attempt):
             order = self._attempt(order, cause)
-        match order:
-            case conn.ReportDisabled(reason, newly, last_words, retry_s):
-                recorded = self._sent[0].body if self._sent else None
-                if isinstance(recorded, m.McpDisabled):
-                    # Take these two as recorded: old traces lack them, and `retry_s` depends on the clock.
-                    last_words, retry_s = recorded.last_words, recorded.retry_s
-                disabled = m.McpDisabled(
-                    server=self._server, reason=reason, newly=newly, last_words=last_words, retry_s=retry_s
-                )
-                self._expect(disabled, cause)
-            case conn.ReportStartupFailure(failure):
-                self._expect(m.StartupFailed(server=self._server, failure=failure), cause)
+        recorded = self._sent[0].body if self._sent else None
+        if isinstance(order, m.McpDisabled) and isinstance(recorded, m.McpDisabled):
+            # Take these two as recorded: old traces lack them, and `retry_s` depends on the clock.
+            order = replace(order, last_words=recorded.last_words, retry_s=recorded.retry_s)
+        if isinstance(order, m.McpDisabled | m.StartupFailed):
+            self._expect(order, cause)
 
     def _before_failure(self, first: m.ConnectFailed, policy: FailurePolicy) -> conn.ConnectionState:
         """Return the state before a first attempt that failed, which a fork's trace does not show."""
@@ -467,7 +462,7 @@ class _Session:
         match recorded.body:
             case m.ConnectFailed() as failed:
                 order = self._step(conn.AttemptFailed(failed.failure), cause)
-                then = {conn.Attempt: "retry", conn.ReportStartupFailure: "raise"}.get(type(order), "disable")
+                then = {conn.Attempt: "retry", m.StartupFailed: "raise"}.get(type(order), "disable")
                 self._expect(replace(failed, attempt=attempt.number, then=then), cause)
                 return order
             case m.SessionOpened() as opened:
@@ -481,7 +476,7 @@ class _Session:
     def _call(self, batch: m.CallTools, cause: EpisodeEnvelope) -> None:
         state, commands = calls.begin_batch(batch, connected=self._connected)
         while commands:
-            settled: calls.CallSettled | None = None
+            settled: m.Settlement | None = None
             for command in commands:
                 match command:
                     case calls.MakeCall(called):
@@ -489,10 +484,10 @@ class _Session:
                         if settled is None:
                             self._expect(called, cause)
                             settled = self._settlement(called, cause)
-                    case calls.ReportSettlement(settlement):
-                        self._expect(settlement, cause)
                     case calls.ReadChangedTools():
                         pass  # a replay asks no server for its tools
+                    case settlement:
+                        self._expect(settlement, cause)
             if settled is None:
                 return  # the batch has ended, or the session was cancelled
             state, commands = calls.batch_step(state, settled)
@@ -504,13 +499,13 @@ class _Session:
             return replace(body, batch=called.batch)
         return None
 
-    def _settlement(self, called: m.ToolCalled, cause: EpisodeEnvelope) -> calls.CallSettled | None:
+    def _settlement(self, called: m.ToolCalled, cause: EpisodeEnvelope) -> m.Settlement | None:
         """Return the recorded message that ended a call; `None`: the session was cancelled first."""
         if not self._sent:
             return None
         recorded = self._sent[0]
         settled = recorded.body
-        if not isinstance(settled, calls.CallSettled) or settled.call_id != called.call_id:
+        if not isinstance(settled, m.Settlement) or settled.call_id != called.call_id:
             reason = f"the call {called.call_id} must be settled first"
             raise _Diverged(self._turn.unexpected(recorded, reason, after=cause))
         return replace(settled, batch=called.batch)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import ToolAnnotations
-from grue.protocol.tools.names import SERVER, Tools, is_built_in, read_arguments
+from grue.protocol.tools.names import SERVER, is_built_in, read_arguments
 
 _MOST_SERVERS = 100
 
@@ -96,11 +96,6 @@ def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
     named = ", ".join(names[:_MOST_SERVERS])
     more = f" and {len(names) - _MOST_SERVERS} more" if len(names) > _MOST_SERVERS else ""
     return replace(_FIND_TOOLS, description=f"{_FIND_TOOLS.description} The servers: {named}{more}.")
-
-
-def with_tool(tools: Tools, tool: m.ToolDefinition) -> Tools:
-    """Return the tools with a built-in tool added at the end, unless they contain it already."""
-    return tools if tool in tools else (*tools, tool)
 
 
 def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:

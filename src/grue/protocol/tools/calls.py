@@ -309,8 +309,6 @@ class Calling(Struct, frozen=True):
 
 
 BatchState: TypeAlias = Calling | None  # `None`: no batch is under way
-CallSettled: TypeAlias = m.ToolReturned | m.ToolTimedOut | m.ServerDied | m.ToolSkipped
-"""`ToolSkipped`: the call was refused before it was sent."""
 
 
 class ReadChangedTools(Struct, frozen=True):
@@ -324,13 +322,9 @@ class MakeCall(Struct, frozen=True):
     call: m.ServerCall
 
 
-class ReportSettlement(Struct, frozen=True):
-    """Tell the agent how a call ended."""
+BatchCommand: TypeAlias = ReadChangedTools | MakeCall | m.Settlement
+"""A settlement is to be reported to the agent."""
 
-    settlement: CallSettled
-
-
-BatchCommand: TypeAlias = ReadChangedTools | MakeCall | ReportSettlement
 BatchTransition: TypeAlias = tuple[BatchState, tuple[BatchCommand, ...]]
 
 
@@ -341,8 +335,11 @@ def begin_batch(batch: m.CallTools, *, connected: bool = True) -> BatchTransitio
     return None, _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)
 
 
-def batch_step(state: BatchState, event: CallSettled) -> BatchTransition:
-    """Return the next state, and the commands to carry out, in order. Only the last can be a `MakeCall`."""
+def batch_step(state: BatchState, event: m.Settlement) -> BatchTransition:
+    """Return the next state, and the commands to carry out, in order. Only the last can be a `MakeCall`.
+
+    If `event` is a `ToolSkipped`, the call was refused before it was sent.
+    """
     if isinstance(state, Calling):
         batch, position = state.batch, state.position
         if (event.batch, event.call_id) == (batch.batch, batch.calls[position].call_id):
@@ -350,19 +347,18 @@ def batch_step(state: BatchState, event: CallSettled) -> BatchTransition:
     return state, ()
 
 
-def _settled(batch: m.CallTools, position: int, event: CallSettled) -> BatchTransition:
+def _settled(batch: m.CallTools, position: int, event: m.Settlement) -> BatchTransition:
     following = position + 1
-    report = ReportSettlement(event)
     if following == len(batch.calls):
-        return None, (ReadChangedTools(), report)
+        return None, (ReadChangedTools(), event)
     if isinstance(event, m.ServerDied):
-        return None, (report, *_skipped(batch, following, tool_results.SKIPPED_AFTER_DEATH))
+        return None, (event, *_skipped(batch, following, tool_results.SKIPPED_AFTER_DEATH))
     if isinstance(event, m.ToolTimedOut) and batch.after_timeout == "skip":
-        return None, (report, *_skipped(batch, following, tool_results.SKIPPED_AFTER_TIMEOUT))
-    return _next_call(batch, following, report)
+        return None, (event, *_skipped(batch, following, tool_results.SKIPPED_AFTER_TIMEOUT))
+    return _next_call(batch, following, event)
 
 
-def _next_call(batch: m.CallTools, position: int, *before: ReportSettlement) -> BatchTransition:
+def _next_call(batch: m.CallTools, position: int, *before: m.Settlement) -> BatchTransition:
     call = batch.calls[position]
     called = m.ToolCalled(
         server=batch.server,
@@ -382,14 +378,12 @@ def not_as_decided(called: m.ToolCalled) -> m.ToolSkipped:
     )
 
 
-def _skipped(batch: m.CallTools, start: int, reason: str) -> tuple[ReportSettlement, ...]:
+def _skipped(batch: m.CallTools, start: int, reason: str) -> tuple[m.ToolSkipped, ...]:
     return tuple(
-        ReportSettlement(
-            m.ToolSkipped(
-                batch=batch.batch,
-                call_id=call.call_id,
-                reason=reason if call.task is None else tool_results.INTERRUPTED,
-            )
+        m.ToolSkipped(
+            batch=batch.batch,
+            call_id=call.call_id,
+            reason=reason if call.task is None else tool_results.INTERRUPTED,
         )
         for call in batch.calls[start:]
     )

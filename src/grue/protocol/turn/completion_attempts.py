@@ -63,11 +63,13 @@ class CutReply(Struct, frozen=True):
 
 
 class Sent(Struct, frozen=True, kw_only=True, gc=False):
-    """Waits for the outcome of request number `attempt`; `clears`: the agent can shorten the history.
+    """Waits for the outcome of attempt number `attempt`; `clears`: the agent can shorten the history.
 
-    `failed`: the failures that used up a retry. `lowered`: the reply's token limit has been lowered.
+    `request`: the number of the completion in its turn. `failed`: the failures that used up a retry.
+    `lowered`: the reply's token limit has been lowered.
     """
 
+    request: int
     settings: ModelSettings
     retry: RetryPolicy
     clears: bool = False
@@ -123,26 +125,6 @@ class DropAttachments(Struct, frozen=True):
     """Replace the newest images and files of the conversation by a line of text."""
 
 
-class ReportRetry(Struct, frozen=True):
-    """Record that a request failed and is sent again after `delay_s`."""
-
-    attempt: int
-    delay_s: float
-    failure: m.LlmFailure
-
-
-class ReportCut(Struct, frozen=True):
-    """Record that a reply was cut at its token limit. The fields are those of `ReplyCut`."""
-
-    limit_tokens: int | None
-    retried_with: int | None
-    usage: m.Usage
-
-
-class TakeBackShown(Struct, frozen=True):
-    """Record a `TextDelta` that tells readers of the stream to discard this reply's text so far."""
-
-
 class ShowAgain(Struct, frozen=True):
     """Stream the cut reply to the host again, because the request for a longer reply has failed."""
 
@@ -159,12 +141,14 @@ AttemptCommand: TypeAlias = (
     SendRequest
     | AdaptProfile
     | DropAttachments
-    | ReportRetry
-    | ReportCut
-    | TakeBackShown
+    | m.CompletionRetried
+    | m.ReplyCut
+    | m.TextDelta
     | ShowAgain
     | Finish
 )
+"""A note (`CompletionRetried`, `ReplyCut`, `TextDelta`) is to be recorded."""
+
 AttemptTransition: TypeAlias = tuple[AttemptState, tuple[AttemptCommand, ...]]
 
 
@@ -181,8 +165,7 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
             return Ended(), (Finish(reply),)
         case Sent(cut=CutReply(replaced)), ReplyRead(reply):
             whole = replace(reply, usage=replaced.usage + reply.usage)
-            report = ReportCut(event.profile.limit(state.settings), None, reply.usage)
-            return Ended(), (report, Finish(whole)) if reply.cut else (Finish(whole),)
+            return Ended(), (_cut_note(state, event), Finish(whole)) if reply.cut else (Finish(whole),)
         case Sent(), RequestFailed():
             return _after_failure(state, event)
         case _:
@@ -213,13 +196,20 @@ def smaller_limit(
 
 def _after_cut(state: Sent, event: ReplyRead) -> AttemptTransition:
     larger = larger_limit(state.settings, event.profile, state.retry)
-    report = ReportCut(event.profile.limit(state.settings), larger, event.reply.usage)
+    note = _cut_note(state, event, larger)
     if larger is None:
-        return Ended(), (report, Finish(event.reply))
+        return Ended(), (note, Finish(event.reply))
     settings = replace(state.settings, max_tokens=larger)
     cut = CutReply(event.reply, event.shown)
-    following = Sent(settings=settings, retry=state.retry, cut=cut, clears=state.clears)
-    return following, (report, *_taken_back(event.shown), SendRequest(settings))
+    following = Sent(
+        request=state.request, settings=settings, retry=state.retry, cut=cut, clears=state.clears
+    )
+    return following, (note, *_taken_back(state, event), SendRequest(settings))
+
+
+def _cut_note(state: Sent, event: ReplyRead, retried_with: int | None = None) -> m.ReplyCut:
+    limit, usage = event.profile.limit(state.settings), event.reply.usage
+    return m.ReplyCut(request=state.request, limit_tokens=limit, retried_with=retried_with, usage=usage)
 
 
 def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
@@ -228,8 +218,7 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
     if smaller is not None and not state.lowered:
         settings = replace(state.settings, max_tokens=smaller)
         following = replace(state, settings=settings, attempt=state.attempt + 1, lowered=True)
-        report = ReportRetry(state.attempt, 0.0, failure)
-        return following, (report, *_taken_back(event.shown), SendRequest(settings))
+        return following, (*_retried(state, event), SendRequest(settings))
     adaptation = _adaptation(event)
     too_large = adaptation and event.fault.status == 413
     if state.clears and failure.overflow is not None and not too_large:
@@ -244,10 +233,15 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
     endless = paid_for and failed.count("timed_out") >= _MOST_ENDLESS
     if delay_s is None or (failure.kind == "timed_out" and endless):
         return _give_up(state, event, failure)
-    report = ReportRetry(state.attempt, delay_s, failure)
     following = replace(state, attempt=state.attempt + 1, failed=failed)
     send = SendRequest(state.settings, delay_s)
-    return following, (*adaptation, report, *_taken_back(event.shown), send)
+    return following, (*adaptation, *_retried(state, event, delay_s), send)
+
+
+def _retried(state: Sent, event: RequestFailed, delay_s: float = 0.0) -> tuple[AttemptCommand, ...]:
+    failure = replace(event.failure, attempts=state.attempt)
+    note = m.CompletionRetried(request=state.request, attempt=state.attempt, delay_s=delay_s, failure=failure)
+    return note, *_taken_back(state, event)
 
 
 def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, ...]:
@@ -263,11 +257,11 @@ def _give_up(state: Sent, event: RequestFailed, failure: m.LlmFailure) -> Attemp
     if state.cut is None:
         return Ended(), (Finish(failure),)
     again = (ShowAgain(state.cut.reply),) if state.cut.shown else ()
-    return Ended(), (*_taken_back(event.shown), *again, Finish(state.cut.reply))
+    return Ended(), (*_taken_back(state, event), *again, Finish(state.cut.reply))
 
 
-def _taken_back(shown: bool) -> tuple[TakeBackShown, ...]:
-    return (TakeBackShown(),) if shown else ()
+def _taken_back(state: Sent, event: AttemptEvent) -> tuple[m.TextDelta, ...]:
+    return (m.TextDelta(request=state.request, text="", restart=True),) if event.shown else ()
 
 
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
@@ -290,7 +284,7 @@ class Breaker(Struct, frozen=True):
         return Breaker(self.failures + 1, now_s + max(pause, asked))
 
     def is_open(self, now_s: float) -> bool:
-        """Return whether the model must not be asked now."""
+        """Return whether the model is paused now: others are asked before it."""
         return now_s < self.until_s
 
 

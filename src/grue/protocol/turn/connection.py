@@ -12,9 +12,10 @@
 Source: R6.1, R6.7-10
 """
 
-from typing import TypeAlias, assert_never
+from typing import TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import FailurePolicy
@@ -46,6 +47,7 @@ class Disabled(Struct, frozen=True, tag=True):
 class Connecting(Struct, frozen=True, tag=True):
     """The session makes its attempt number `attempt` in this turn; `first`: it came from `Untried`."""
 
+    server: m.ServerName
     attempt: int
     first: bool
     policy: FailurePolicy
@@ -59,6 +61,7 @@ ConnectionState: TypeAlias = Settled | Connecting
 class ConnectRequested(Struct, frozen=True, tag=True):
     """A turn needs the server. `at_s` is the time on a clock that all events share."""
 
+    server: m.ServerName
     policy: FailurePolicy
     at_s: float = 0.0
 
@@ -87,22 +90,9 @@ class ReportOpened(Struct, frozen=True, tag=True):
     """Tell the agent that the session is open."""
 
 
-class ReportDisabled(Struct, frozen=True, tag=True):
-    """Tell the agent that this server is disabled; the fields are those of `McpDisabled`."""
+ConnectionCommand: TypeAlias = Attempt | ReportOpened | m.McpDisabled | m.StartupFailed
+"""A message in place of a command is to be sent to the agent."""
 
-    reason: str
-    newly: bool
-    last_words: str = ""
-    retry_s: float | None = None
-
-
-class ReportStartupFailure(Struct, frozen=True, tag=True):
-    """Tell the agent that the first connect failed, and that the turn fails."""
-
-    failure: m.ServerFailure
-
-
-ConnectionCommand: TypeAlias = Attempt | ReportOpened | ReportDisabled | ReportStartupFailure
 ConnectionTransition: TypeAlias = tuple[ConnectionState, ConnectionCommand]
 
 
@@ -113,14 +103,13 @@ class IllegalConnectionEvent(Exception):  # noqa: N818 - a bug in the caller, an
 def connection_step(state: ConnectionState, event: ConnectionEvent) -> ConnectionTransition:
     """Return the next state and the one command to carry out."""
     match state, event:
-        case Untried(), ConnectRequested(policy):
-            return Connecting(1, first=True, policy=policy), Attempt(1)
-        case Proven(), ConnectRequested(policy):
-            return Connecting(1, first=False, policy=policy), Attempt(1)
-        case Disabled(reason, last_words=words), ConnectRequested(policy, at_s):
-            if is_given_up(state, policy, at_s):
-                return state, ReportDisabled(reason, newly=False, last_words=words)
-            return Connecting(1, first=False, policy=policy, failures=state.failures), Attempt(1)
+        case Disabled(reason, last_words=words), ConnectRequested(server, policy, at_s) if is_given_up(
+            state, policy, at_s
+        ):
+            return state, m.McpDisabled(server=server, reason=reason, last_words=words)
+        case Untried() | Proven() | Disabled(), ConnectRequested(server, policy):
+            failures = state.failures if isinstance(state, Disabled) else 0
+            return Connecting(server, 1, isinstance(state, Untried), policy, failures), Attempt(1)
         case Connecting(), ConnectSucceeded():
             return Proven(), ReportOpened()
         case Connecting(), AttemptFailed(failure, at_s):
@@ -137,24 +126,21 @@ def is_given_up(state: ConnectionState, policy: FailurePolicy, at_s: float) -> b
 
 
 def _after_failure(state: Connecting, failure: m.ServerFailure, at_s: float) -> ConnectionTransition:
-    if state.first:
-        match state.policy.on_first_connect(failure.server):
-            case "raise":
-                return Untried(), ReportStartupFailure(failure)
-            case "disable":
-                return _given_up(state, failure, at_s)
-            case unknown:
-                assert_never(unknown)
-    if not state.failures and state.attempt <= state.policy.connect_retries:
+    policy, words = state.policy, failure.last_words
+    if state.first and policy.on_first_connect(state.server) == "raise":
+        return Untried(), m.StartupFailed(server=state.server, failure=failure)
+    if not (state.first or state.failures) and state.attempt <= policy.connect_retries:
         number = state.attempt + 1
-        return Connecting(number, first=False, policy=state.policy), Attempt(number)
-    return _given_up(state, failure, at_s)
-
-
-def _given_up(state: Connecting, failure: m.ServerFailure, at_s: float) -> tuple[Disabled, ReportDisabled]:
-    first_s, words = state.policy.retry_disabled_s, failure.last_words
-    given_up, wait_s = Disabled(failure.cause, last_words=words), None
+        return replace(state, attempt=number), Attempt(number)
+    given_up, first_s, wait_s = Disabled(failure.cause, last_words=words), policy.retry_disabled_s, None
     if first_s is not None:
         wait_s = max(first_s, min(first_s * 2 ** min(state.failures, _MOST_DOUBLINGS), _LONGEST_WAIT_S))
         given_up = Disabled(failure.cause, state.failures + 1, at_s + wait_s, words)
-    return given_up, ReportDisabled(failure.cause, newly=not state.failures, last_words=words, retry_s=wait_s)
+    report = m.McpDisabled(
+        server=state.server,
+        reason=failure.cause,
+        newly=not state.failures,
+        last_words=words,
+        retry_s=wait_s,
+    )
+    return given_up, report

@@ -13,7 +13,7 @@ from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.context.fit import ContextLedger
 from grue.protocol.context.history import Items
-from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call, with_tool
+from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call
 from grue.protocol.tools.calls import Calls, Records, Run, ValidCall, tool_messages, tool_of
 from grue.protocol.tools.names import SERVER, Servers, Tools, is_built_in
 from grue.protocol.tools.policy import matches_any
@@ -173,8 +173,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     def referring(self) -> Turn:
         """Add `read_result` to the turn's tools: with it, the model can read a result that was cut."""
-        tools = with_tool(self.tools, READ_RESULT)
-        return self if tools is self.tools else replace(self, tools=tools, relisted=True)
+        return self if self.refers else replace(self, tools=(*self.tools, READ_RESULT), relisted=True)
 
     @property
     def refers(self) -> bool:

@@ -51,22 +51,6 @@ from grue.protocol.turn.states import CallNotes, Commands, Notes, Phase, Transit
 _LOOK_AHEAD = 32  # how many unsent runs are looked at to find one whose server is idle
 
 
-def start_calls(
-    turn: Turn, reply: s.JudgedReply, changed: Mapping[m.CallId, m.JsonObject], notes: Notes
-) -> Transition:
-    """Begin to make a reply's calls. If there is no call to make, go on as after the last call."""
-    runs = runs_of(reply.open, bind=turn.run.binds_calls)
-    if not runs:
-        # No batch is sent, but the notes about the calls that are not made have used the next batch's number.
-        turn = replace(turn, batches=turn.batches + 1)
-    placed = _placed(reply)
-    state = s.AwaitingTools(
-        turn, reply.calls, (), runs, reply.settled, changed=changed, tools=turn.callable, noted=placed
-    )
-    following, commands = _send_runs(state)
-    return following, (*notes, *commands)
-
-
 def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
     notes = {note.call_id: note for note in reply.noted}
     made = {each.call.call_id for each in reply.open}
@@ -361,6 +345,7 @@ def _without(questions: tuple[ApprovalQuestion, ...], decided: Decisions) -> tup
 
 
 def _send(turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: Notes) -> Transition:
+    """Begin to make a reply's calls. If there is no call to make, go on as after the last call."""
     approved: list[ValidCall] = []
     denied: list[Unmade] = []
     # A call that an earlier process has sent keeps the arguments that a person chose for it in that process.
@@ -377,7 +362,16 @@ def _send(turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: Notes) 
     denials, records = answer_unmade(denied, turn.iterations, m.BatchId(turn.batches + 1))
     reply = replace(reply, open=tuple(approved), settled=(*reply.settled, *records))
     reply, at_once = _noted(turn, reply, denials)
-    return start_calls(turn, reply, changed, (*notes, *at_once))
+    runs = runs_of(approved, bind=turn.run.binds_calls)
+    if not runs:
+        # No batch is sent, but the notes about the calls that are not made have used the next batch's number.
+        turn = replace(turn, batches=turn.batches + 1)
+    placed, tools = _placed(reply), turn.callable
+    state = s.AwaitingTools(
+        turn, reply.calls, (), runs, reply.settled, changed=changed, tools=tools, noted=placed
+    )
+    following, commands = _send_runs(state)
+    return following, (*notes, *at_once, *commands)
 
 
 def _decided(each: ValidCall, decision: ApprovalDecision | None) -> ValidCall | Unmade:

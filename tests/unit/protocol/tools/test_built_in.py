@@ -3,9 +3,10 @@ from msgspec.structs import replace
 
 from grue.engine.tool_servers import usable_servers
 from grue.errors import MCPConfigError
-from grue.messages import CallId, ServerName, ToolCall, ToolDefinition
-from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call, offers, with_tool
+from grue.messages import CallId, RunTurn, ServerName, ToolCall, ToolDefinition
+from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call, offers
 from grue.protocol.tools.names import SERVER, is_built_in, read_arguments
+from grue.protocol.turn.states import Turn
 from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.result_reading import Wanted
 
@@ -13,9 +14,10 @@ LOOK = ToolDefinition(server=ServerName("house"), tool="look", input_schema={"ty
 
 
 def test_a_built_in_tool_is_added_once_behind_the_others() -> None:
-    tools = with_tool((LOOK,), READ_RESULT)
+    turn = Turn(run=RunTurn(turn=1, system="s", user="u"), tools=(LOOK,)).referring()
+    tools = turn.tools
     assert tools == (LOOK, READ_RESULT)
-    assert with_tool(tools, READ_RESULT) is tools
+    assert turn.referring() is turn
     assert [is_built_in(tool) for tool in tools] == [False, True]
     assert offers(tools, READ_RESULT)
     assert not offers((LOOK, replace(READ_RESULT, server=ServerName("house"))), READ_RESULT)

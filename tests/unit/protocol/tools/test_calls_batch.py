@@ -12,6 +12,7 @@ from grue.messages import (
     CallTools,
     ServerCall,
     ServerDied,
+    Settlement,
     ToolCalled,
     ToolCallResult,
     ToolReturned,
@@ -23,10 +24,8 @@ from grue.protocol.tools.calls import (
     BatchCommand,
     BatchState,
     Calling,
-    CallSettled,
     MakeCall,
     ReadChangedTools,
-    ReportSettlement,
     batch_step,
     begin_batch,
     not_as_decided,
@@ -66,32 +65,32 @@ def outdated(number: int) -> ToolSkipped:
     return not_as_decided(made(number).called)
 
 
-def skipped(number: int, reason: str) -> ReportSettlement:
-    return ReportSettlement(ToolSkipped(batch=1, call_id=f"c{number}", reason=reason))
+def skipped(number: int, reason: str) -> ToolSkipped:
+    return ToolSkipped(batch=1, call_id=f"c{number}", reason=reason)
 
 
 READ = ReadChangedTools()
 TWO, PATIENT = batch_of(2), batch_of(2, "continue")
-ROWS: list[tuple[BatchState, CallSettled, BatchState, tuple[BatchCommand, ...]]] = [
-    (Calling(TWO, 0), returned(0), Calling(TWO, 1), (ReportSettlement(returned(0)), READ, made(1))),
-    (Calling(TWO, 1), returned(1), None, (READ, ReportSettlement(returned(1)))),
+ROWS: list[tuple[BatchState, Settlement, BatchState, tuple[BatchCommand, ...]]] = [
+    (Calling(TWO, 0), returned(0), Calling(TWO, 1), (returned(0), READ, made(1))),
+    (Calling(TWO, 1), returned(1), None, (READ, returned(1))),
     (
         Calling(TWO, 0),
         timed_out(0),
         None,
-        (ReportSettlement(timed_out(0)), skipped(1, SKIPPED_AFTER_TIMEOUT)),
+        (timed_out(0), skipped(1, SKIPPED_AFTER_TIMEOUT)),
     ),
-    (Calling(PATIENT, 0), timed_out(0), Calling(PATIENT, 1), (ReportSettlement(timed_out(0)), READ, made(1))),
-    (Calling(TWO, 1), timed_out(1), None, (READ, ReportSettlement(timed_out(1)))),
+    (Calling(PATIENT, 0), timed_out(0), Calling(PATIENT, 1), (timed_out(0), READ, made(1))),
+    (Calling(TWO, 1), timed_out(1), None, (READ, timed_out(1))),
     *(
-        (Calling(batch, 0), died(0), None, (ReportSettlement(died(0)), skipped(1, SKIPPED_AFTER_DEATH)))
+        (Calling(batch, 0), died(0), None, (died(0), skipped(1, SKIPPED_AFTER_DEATH)))
         for batch in (TWO, PATIENT)
     ),
-    (Calling(TWO, 0), unsent(0), Calling(TWO, 1), (ReportSettlement(unsent(0)), READ, made(1))),
-    (Calling(TWO, 1), unsent(1), None, (READ, ReportSettlement(unsent(1)))),
+    (Calling(TWO, 0), unsent(0), Calling(TWO, 1), (unsent(0), READ, made(1))),
+    (Calling(TWO, 1), unsent(1), None, (READ, unsent(1))),
     # The tool is not as it was when the call was decided on: the next call has nothing to do with that.
-    (Calling(TWO, 0), outdated(0), Calling(TWO, 1), (ReportSettlement(outdated(0)), READ, made(1))),
-    (Calling(TWO, 1), outdated(1), None, (READ, ReportSettlement(outdated(1)))),
+    (Calling(TWO, 0), outdated(0), Calling(TWO, 1), (outdated(0), READ, made(1))),
+    (Calling(TWO, 1), outdated(1), None, (READ, outdated(1))),
     # Late answers.
     (Calling(TWO, 1), returned(0), Calling(TWO, 1), ()),
     (Calling(TWO, 0), returned(0, batch=2), Calling(TWO, 0), ()),
@@ -101,12 +100,12 @@ ROWS: list[tuple[BatchState, CallSettled, BatchState, tuple[BatchCommand, ...]]]
 
 def test_the_table_is_complete() -> None:
     pairs = {(type(state), type(event)) for state, event, *_ in ROWS}
-    assert pairs == {(state, event) for state in get_args(BatchState) for event in get_args(CallSettled)}
+    assert pairs == {(state, event) for state in get_args(BatchState) for event in get_args(Settlement)}
 
 
 @each_case("state, event, following, commands", ROWS)
 def test_a_listed_pair_leads_on(
-    state: BatchState, event: CallSettled, following: BatchState, commands: tuple[BatchCommand, ...]
+    state: BatchState, event: Settlement, following: BatchState, commands: tuple[BatchCommand, ...]
 ) -> None:
     assert batch_step(state, event) == (following, commands)
 
@@ -130,7 +129,7 @@ def test_every_call_is_settled_once_in_order_and_one_is_under_way_at_a_time(
     settled: list[Any] = []
     calls: list[ToolCalled] = []
     while commands:
-        reported = [command.settlement for command in commands if isinstance(command, ReportSettlement)]
+        reported = [command for command in commands if isinstance(command, Settlement)]
         settled += reported
         makes_one = isinstance(commands[-1], MakeCall)
         assert commands.count(READ) == (connected and (makes_one or len(calls) == len(fates)))
@@ -138,7 +137,7 @@ def test_every_call_is_settled_once_in_order_and_one_is_under_way_at_a_time(
             break
         calls.append(commands[-1].called)
         assert len(settled) == len(calls) - 1, "a call is made before the one before it is settled"
-        outcome: CallSettled = fates[len(calls) - 1](len(calls) - 1)
+        outcome: Settlement = fates[len(calls) - 1](len(calls) - 1)
         for number in late:
             if number < len(calls) - 1:
                 assert batch_step(state, returned(number)) == (state, ())
@@ -165,5 +164,5 @@ def test_a_call_that_was_sent_before_is_asked_for_by_its_task_or_may_have_taken_
     assert make.called.task == task
     for event in (timed_out(0), died(0)):
         _, commands = batch_step(state, event)
-        skipped = [each.settlement for each in commands if isinstance(each, ReportSettlement)]
+        skipped = [each for each in commands if isinstance(each, Settlement)]
         assert [getattr(each, "reason", "") for each in skipped][1:] == [INTERRUPTED]

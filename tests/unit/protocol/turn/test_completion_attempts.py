@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from grue.messages import LlmFailure, Usage
+from grue.messages import CompletionRetried, LlmFailure, ReplyCut, TextDelta, Usage
 from grue.policies import ContextOverflow
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
@@ -26,13 +26,10 @@ from grue.protocol.turn.completion_attempts import (
     Finish,
     IllegalAttemptEvent,
     ReplyRead,
-    ReportCut,
-    ReportRetry,
     RequestFailed,
     SendRequest,
     Sent,
     ShowAgain,
-    TakeBackShown,
     attempt_step,
     smaller_limit,
 )
@@ -50,9 +47,9 @@ GARBLED = Fault(kind="invalid_reply", status=400, message="tool_use_failed")
 REFUSED = Fault(kind="refused", status=400, message="no")
 TOO_LARGE = Fault(kind="refused", status=413, message="Request Entity Too Large")
 MARKERS = Fault(kind="refused", status=400, message="cache_control is not supported")
-FIRST = Sent(settings=ASKED, retry=RETRY)
+FIRST = Sent(request=3, settings=ASKED, retry=RETRY)
 SECOND = replace(FIRST, attempt=2, failed=("unavailable",))
-AGAIN = Sent(settings=ENLARGED, retry=RETRY, cut=CutReply(CUT, shown=True))
+AGAIN = Sent(request=3, settings=ENLARGED, retry=RETRY, cut=CutReply(CUT, shown=True))
 AGAIN_SECOND = replace(AGAIN, attempt=2, failed=("unavailable",))
 PATIENT = replace(FIRST, retry=replace(RETRY, max_retries=3))
 
@@ -77,6 +74,15 @@ def read(reply: Reply, profile: WireProfile = SMALL, *, shown: bool = False) -> 
     return ReplyRead(reply, profile, shown)
 
 
+def retried(attempt: int, delay_s: float, failure: LlmFailure) -> CompletionRetried:
+    return CompletionRetried(request=3, attempt=attempt, delay_s=delay_s, failure=failure)
+
+
+def cut_note(limit: int | None, larger: int | None, usage: Usage) -> ReplyCut:
+    return ReplyCut(request=3, limit_tokens=limit, retried_with=larger, usage=usage)
+
+
+TAKEN_BACK = TextDelta(request=3, text="", restart=True)
 CLEARING = replace(FIRST, clears=True)
 OVERFLOW = failed(REFUSED, attachments=True)
 OVERFLOW = replace(OVERFLOW, failure=replace(OVERFLOW.failure, overflow=ContextOverflow(window_tokens=9)))
@@ -95,14 +101,14 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         FIRST,
         failed(BUSY),
         SECOND,
-        (ReportRetry(1, 1.0, failure(BUSY)), SendRequest(ASKED, 1.0)),
+        (retried(1, 1.0, failure(BUSY)), SendRequest(ASKED, 1.0)),
     ),
     (
         "a wait that the endpoint asks for",
         FIRST,
         failed(LATER, shown=True),
         SECOND,
-        (ReportRetry(1, 7.0, failure(LATER)), TakeBackShown(), SendRequest(ASKED, 7.0)),
+        (retried(1, 7.0, failure(LATER)), TAKEN_BACK, SendRequest(ASKED, 7.0)),
     ),
     ("no retry left", SECOND, failed(BUSY), Ended(), (Finish(failure(BUSY, 2)),)),
     ("a refusal", FIRST, failed(REFUSED, shown=True), Ended(), (Finish(failure(REFUSED)),)),
@@ -111,35 +117,35 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         SECOND,
         failed(MARKERS, attachments=True),
         replace(SECOND, attempt=3),
-        (AdaptProfile(MARKERS), ReportRetry(2, 0.0, failure(MARKERS, 2)), SendRequest(ASKED)),
+        (AdaptProfile(MARKERS), retried(2, 0.0, failure(MARKERS, 2)), SendRequest(ASKED)),
     ),
     (
         "a lesson uses up no retry",
         replace(FIRST, attempt=2),
         failed(BUSY),
         replace(SECOND, attempt=3),
-        (ReportRetry(2, 1.0, failure(BUSY, 2)), SendRequest(ASKED, 1.0)),
+        (retried(2, 1.0, failure(BUSY, 2)), SendRequest(ASKED, 1.0)),
     ),
     (
         "a refusal that may be due to attachments",
         FIRST,
         failed(REFUSED, attachments=True),
         replace(FIRST, attempt=2),
-        (DropAttachments(), ReportRetry(1, 0.0, failure(REFUSED)), SendRequest(ASKED)),
+        (DropAttachments(), retried(1, 0.0, failure(REFUSED)), SendRequest(ASKED)),
     ),
     (
         "a cut reply",
         SECOND,
         read(CUT, shown=True),
         AGAIN,
-        (ReportCut(100, 400, ONE), TakeBackShown(), SendRequest(ENLARGED)),
+        (cut_note(100, 400, ONE), TAKEN_BACK, SendRequest(ENLARGED)),
     ),
     (
         "a cut reply without a larger limit",
         FIRST,
         read(CUT, GENERIC),
         Ended(),
-        (ReportCut(None, None, ONE), Finish(CUT)),
+        (cut_note(None, None, ONE), Finish(CUT)),
     ),
     ("the larger reply", AGAIN, read(WHOLE), Ended(), (Finish(replace(WHOLE, usage=ONE + TWO)),)),
     (
@@ -147,14 +153,14 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         AGAIN,
         read(CUT),
         Ended(),
-        (ReportCut(400, None, ONE), Finish(replace(CUT, usage=ONE + ONE))),
+        (cut_note(400, None, ONE), Finish(replace(CUT, usage=ONE + ONE))),
     ),
     (
         "a retry after a cut reply",
         AGAIN,
         failed(BUSY),
         AGAIN_SECOND,
-        (ReportRetry(1, 1.0, failure(BUSY)), SendRequest(ENLARGED, 1.0)),
+        (retried(1, 1.0, failure(BUSY)), SendRequest(ENLARGED, 1.0)),
     ),
     ("an overflow is reported at once", CLEARING, OVERFLOW, Ended(), (Finish(OVERFLOW.failure),)),
     (
@@ -162,14 +168,14 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         CLEARING,
         FITS,
         replace(CLEARING, settings=LOWER, attempt=2, lowered=True),
-        (ReportRetry(1, 0.0, FITS.failure), SendRequest(LOWER)),
+        (retried(1, 0.0, FITS.failure), SendRequest(LOWER)),
     ),
     (
         "a limit that is lowered after a part of the reply was shown",
         CLEARING,
         replace(FITS, shown=True),
         replace(CLEARING, settings=LOWER, attempt=2, lowered=True),
-        (ReportRetry(1, 0.0, FITS.failure), TakeBackShown(), SendRequest(LOWER)),
+        (retried(1, 0.0, FITS.failure), TAKEN_BACK, SendRequest(LOWER)),
     ),
     (
         "a lowered limit that is refused too",
@@ -183,14 +189,14 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         FIRST,
         OVERFLOW,
         replace(FIRST, attempt=2),
-        (DropAttachments(), ReportRetry(1, 0.0, OVERFLOW.failure), SendRequest(ASKED)),
+        (DropAttachments(), retried(1, 0.0, OVERFLOW.failure), SendRequest(ASKED)),
     ),
     (
         "a kind that is tried only once more, after failures of another kind",
         replace(PATIENT, attempt=3, failed=("unavailable", "unavailable")),
         failed(GARBLED),
         replace(PATIENT, attempt=4, failed=("unavailable", "unavailable", "invalid_reply")),
-        (ReportRetry(3, 1.0, failure(GARBLED, 3)), SendRequest(ASKED, 1.0)),
+        (retried(3, 1.0, failure(GARBLED, 3)), SendRequest(ASKED, 1.0)),
     ),
     (
         "the same kind a second time",
@@ -211,21 +217,21 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         CLEARING,
         LARGE,
         replace(CLEARING, attempt=2),
-        (DropAttachments(), ReportRetry(1, 0.0, LARGE.failure), SendRequest(ASKED)),
+        (DropAttachments(), retried(1, 0.0, LARGE.failure), SendRequest(ASKED)),
     ),
     (
         "the cut reply of a turn with a policy",
         CLEARING,
         read(CUT),
         replace(AGAIN, clears=True, cut=CutReply(CUT, shown=False)),
-        (ReportCut(100, 400, ONE), SendRequest(ENLARGED)),
+        (cut_note(100, 400, ONE), SendRequest(ENLARGED)),
     ),
     (
         "the cut reply stands",
         AGAIN_SECOND,
         failed(BUSY, shown=True),
         Ended(),
-        (TakeBackShown(), ShowAgain(CUT), Finish(CUT)),
+        (TAKEN_BACK, ShowAgain(CUT), Finish(CUT)),
     ),
     (
         "the cut reply stands, and was never shown",
@@ -275,7 +281,7 @@ class Completion:
         self.profile, self.attachments = SMALL, attachments
         self.sent: list[ModelSettings] = []
         self.showing = False
-        state: AttemptState = Sent(settings=ASKED, retry=retry)
+        state: AttemptState = Sent(request=3, settings=ASKED, retry=retry)
         commands: tuple[AttemptCommand, ...] = (SendRequest(ASKED),)
         while not self._ends(commands):
             outcome, shown = outcomes.pop(0) if outcomes else (REFUSED, False)
@@ -297,7 +303,7 @@ class Completion:
                     self.profile = adapted
                 case DropAttachments():
                     self.attachments -= 1
-                case TakeBackShown():
+                case TextDelta(restart=True):
                     self.showing = False
                 case ShowAgain():
                     self.showing = True

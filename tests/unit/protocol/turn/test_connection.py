@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from turns import failure
 
+from grue.messages import McpDisabled, StartupFailed
 from grue.policies import FailurePolicy
 from grue.protocol.turn.connection import (
     Attempt,
@@ -20,15 +21,14 @@ from grue.protocol.turn.connection import (
     Disabled,
     IllegalConnectionEvent,
     Proven,
-    ReportDisabled,
     ReportOpened,
-    ReportStartupFailure,
     Settled,
     Untried,
     connection_step,
     is_given_up,
 )
 
+A = failure().server
 FOR_GOOD = FailurePolicy(retry_disabled_s=None)
 REQUIRED = FOR_GOOD
 LENIENT = replace(FOR_GOOD, first_connect="disable")
@@ -37,37 +37,62 @@ OTHERS_OPTIONAL = replace(FOR_GOOD, first_connects={"another": "disable"})
 AGAIN = FailurePolicy(retry_disabled_s=10.0)
 FAILED = AttemptFailed(failure())
 CAUSE = "it ended"
-LEFT_ALONE = ReportDisabled("gone", newly=False)
+LEFT_ALONE = McpDisabled(server=A, reason="gone", newly=False)
 LATE = AttemptFailed(failure(), 100.0)
 
 
-def tried_after(retry_s: float, *, newly: bool = False) -> ReportDisabled:
-    return ReportDisabled(CAUSE, newly=newly, retry_s=retry_s)
+def tried_after(retry_s: float, *, newly: bool = False) -> McpDisabled:
+    return McpDisabled(server=A, reason=CAUSE, newly=newly, retry_s=retry_s)
 
 
 ROWS: list[tuple[ConnectionState, Any, ConnectionState, Any]] = [
-    (Untried(), ConnectRequested(REQUIRED), Connecting(1, True, REQUIRED), Attempt(1)),
-    (Proven(), ConnectRequested(REQUIRED), Connecting(1, False, REQUIRED), Attempt(1)),
-    (Disabled("gone"), ConnectRequested(REQUIRED), Disabled("gone"), ReportDisabled("gone", newly=False)),
-    (Connecting(1, True, REQUIRED), ConnectSucceeded(), Proven(), ReportOpened()),
-    (Connecting(2, False, REQUIRED), ConnectSucceeded(), Proven(), ReportOpened()),
-    (Connecting(1, True, REQUIRED), FAILED, Untried(), ReportStartupFailure(failure())),
-    (Connecting(1, True, LENIENT), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
-    (Connecting(1, True, OPTIONAL), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
-    (Connecting(1, True, OTHERS_OPTIONAL), FAILED, Untried(), ReportStartupFailure(failure())),
-    (Connecting(1, False, REQUIRED), FAILED, Connecting(2, False, REQUIRED), Attempt(2)),
-    (Connecting(2, False, REQUIRED), FAILED, Disabled(CAUSE), ReportDisabled(CAUSE, newly=True)),
-    (Disabled("gone", 1, 5.0), ConnectRequested(REQUIRED, 9.0), Disabled("gone", 1, 5.0), LEFT_ALONE),
-    (Disabled("gone"), ConnectRequested(AGAIN, 9.0), Disabled("gone"), LEFT_ALONE),
-    (Disabled("gone", 1, 5.0), ConnectRequested(AGAIN, 4.9), Disabled("gone", 1, 5.0), LEFT_ALONE),
-    (Disabled("gone", 3, 5.0), ConnectRequested(AGAIN, 5.0), Connecting(1, False, AGAIN, 3), Attempt(1)),
-    (Connecting(1, False, AGAIN, 3), ConnectSucceeded(), Proven(), ReportOpened()),
-    (Connecting(2, False, AGAIN), LATE, Disabled(CAUSE, 1, 110.0), tried_after(10.0, newly=True)),
-    (Connecting(1, False, AGAIN, 1), LATE, Disabled(CAUSE, 2, 120.0), tried_after(20.0)),
-    (Connecting(1, False, AGAIN, 3), LATE, Disabled(CAUSE, 4, 180.0), tried_after(80.0)),
-    (Connecting(1, False, AGAIN, 999), LATE, Disabled(CAUSE, 1000, 1000.0), tried_after(900.0)),
+    (Untried(), ConnectRequested(A, REQUIRED), Connecting(A, 1, True, REQUIRED), Attempt(1)),
+    (Proven(), ConnectRequested(A, REQUIRED), Connecting(A, 1, False, REQUIRED), Attempt(1)),
     (
-        Connecting(1, True, replace(AGAIN, first_connect="disable")),
+        Disabled("gone"),
+        ConnectRequested(A, REQUIRED),
+        Disabled("gone"),
+        McpDisabled(server=A, reason="gone", newly=False),
+    ),
+    (Connecting(A, 1, True, REQUIRED), ConnectSucceeded(), Proven(), ReportOpened()),
+    (Connecting(A, 2, False, REQUIRED), ConnectSucceeded(), Proven(), ReportOpened()),
+    (Connecting(A, 1, True, REQUIRED), FAILED, Untried(), StartupFailed(server=A, failure=failure())),
+    (
+        Connecting(A, 1, True, LENIENT),
+        FAILED,
+        Disabled(CAUSE),
+        McpDisabled(server=A, reason=CAUSE, newly=True),
+    ),
+    (
+        Connecting(A, 1, True, OPTIONAL),
+        FAILED,
+        Disabled(CAUSE),
+        McpDisabled(server=A, reason=CAUSE, newly=True),
+    ),
+    (Connecting(A, 1, True, OTHERS_OPTIONAL), FAILED, Untried(), StartupFailed(server=A, failure=failure())),
+    (Connecting(A, 1, False, REQUIRED), FAILED, Connecting(A, 2, False, REQUIRED), Attempt(2)),
+    (
+        Connecting(A, 2, False, REQUIRED),
+        FAILED,
+        Disabled(CAUSE),
+        McpDisabled(server=A, reason=CAUSE, newly=True),
+    ),
+    (Disabled("gone", 1, 5.0), ConnectRequested(A, REQUIRED, 9.0), Disabled("gone", 1, 5.0), LEFT_ALONE),
+    (Disabled("gone"), ConnectRequested(A, AGAIN, 9.0), Disabled("gone"), LEFT_ALONE),
+    (Disabled("gone", 1, 5.0), ConnectRequested(A, AGAIN, 4.9), Disabled("gone", 1, 5.0), LEFT_ALONE),
+    (
+        Disabled("gone", 3, 5.0),
+        ConnectRequested(A, AGAIN, 5.0),
+        Connecting(A, 1, False, AGAIN, 3),
+        Attempt(1),
+    ),
+    (Connecting(A, 1, False, AGAIN, 3), ConnectSucceeded(), Proven(), ReportOpened()),
+    (Connecting(A, 2, False, AGAIN), LATE, Disabled(CAUSE, 1, 110.0), tried_after(10.0, newly=True)),
+    (Connecting(A, 1, False, AGAIN, 1), LATE, Disabled(CAUSE, 2, 120.0), tried_after(20.0)),
+    (Connecting(A, 1, False, AGAIN, 3), LATE, Disabled(CAUSE, 4, 180.0), tried_after(80.0)),
+    (Connecting(A, 1, False, AGAIN, 999), LATE, Disabled(CAUSE, 1000, 1000.0), tried_after(900.0)),
+    (
+        Connecting(A, 1, True, replace(AGAIN, first_connect="disable")),
         LATE,
         Disabled(CAUSE, 1, 110.0),
         tried_after(10.0, newly=True),
@@ -79,7 +104,7 @@ ILLEGAL: list[tuple[ConnectionState, Any]] = [
         for state in (Untried(), Proven(), Disabled(""))
         for event in (ConnectSucceeded(), FAILED)
     ),
-    (Connecting(1, True, REQUIRED), ConnectRequested(REQUIRED)),
+    (Connecting(A, 1, True, REQUIRED), ConnectRequested(A, REQUIRED)),
 ]
 
 
@@ -121,11 +146,11 @@ class Episode:
         self.turns: list[ConnectedTurn] = []
         for fate in fates:
             self.turns.append(self._turn(policy, iter(fate)))
-            if isinstance(self.turns[-1].report, ReportStartupFailure):
+            if isinstance(self.turns[-1].report, StartupFailed):
                 break
 
     def _turn(self, policy: FailurePolicy, fate: Any) -> ConnectedTurn:
-        state, command = connection_step(self.state, ConnectRequested(policy))
+        state, command = connection_step(self.state, ConnectRequested(A, policy))
         attempts, connected = 0, False
         while isinstance(command, Attempt):
             attempts += 1
@@ -166,12 +191,19 @@ def test_p26_one_attempt_first_then_a_retry_only_after_a_failure_and_a_budget_ea
 def test_p27_a_disabled_server_is_never_tried_again(policy: FailurePolicy, fates: list[list[bool]]) -> None:
     turns = Episode(policy, fates).turns
     reports = [turn.report for turn in turns]
-    newly = [number for number, report in enumerate(reports) if report == ReportDisabled(CAUSE, newly=True)]
+    newly = [
+        number
+        for number, report in enumerate(reports)
+        if report == McpDisabled(server=A, reason=CAUSE, newly=True)
+    ]
     assert len(newly) <= 1
     for number in newly:
-        assert all(turn == (0, False, ReportDisabled(CAUSE, newly=False)) for turn in turns[number + 1 :])
+        assert all(
+            turn == (0, False, McpDisabled(server=A, reason=CAUSE, newly=False))
+            for turn in turns[number + 1 :]
+        )
     if not newly:
-        assert not any(isinstance(report, ReportDisabled) for report in reports)
+        assert not any(isinstance(report, McpDisabled) for report in reports)
 
 
 def test_r6_7_the_budget_is_per_turn_not_per_episode() -> None:
@@ -181,7 +213,7 @@ def test_r6_7_the_budget_is_per_turn_not_per_episode() -> None:
 
 def test_r6_1_the_first_connect_failing_raises_without_a_retry() -> None:
     (turn,) = Episode(REQUIRED, [[False, True], [True]]).turns
-    assert turn == (1, False, ReportStartupFailure(failure()))
+    assert turn == (1, False, StartupFailed(server=A, failure=failure()))
 
 
 def test_a_disabled_server_is_left_alone_until_its_time_has_come() -> None:
@@ -196,10 +228,10 @@ def test_a_disabled_server_is_left_alone_until_its_time_has_come() -> None:
 @pytest.mark.parametrize("policy", [LENIENT, replace(AGAIN, first_connect="disable")])
 def test_the_last_words_of_a_server_that_was_given_up_are_kept(policy: FailurePolicy) -> None:
     told = "Traceback ...\n\nKeyError: 'RATES_URL'\n \n"
-    state, _ = connection_step(Untried(), ConnectRequested(policy))
+    state, _ = connection_step(Untried(), ConnectRequested(A, policy))
     state, given_up = connection_step(state, AttemptFailed(replace(failure(), stderr_tail=told)))
-    _, later = connection_step(state, ConnectRequested(policy))
+    _, later = connection_step(state, ConnectRequested(A, policy))
     for report in (given_up, later):
-        assert isinstance(report, ReportDisabled)
+        assert isinstance(report, McpDisabled)
         assert (report.reason, report.last_words) == (CAUSE, "KeyError: 'RATES_URL'")
     assert len(replace(failure(), stderr_tail="x" * 5000).last_words) == 200
