@@ -19,10 +19,10 @@ from grue.config.settings import GameConfiguration
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MCPServerStartupError, MCPToolCallError
 from grue.runtime.safe_text import printable
-from grue.sandbox.box import Preset, Sandbox, in_words
+from grue.sandbox.box import UNITS, Preset, Sandbox, in_words
 from grue.sandbox.launch import Start, boxed, missing_for
 from grue.sandbox.places import places_of
-from grue.sandbox.seatbelt import LIMITS, SCRATCH, profile
+from grue.sandbox.seatbelt import SCRATCH, profile
 from grue.tool_sessions.failures import failure_text
 from grue.tool_sessions.server_specs import StdioServer
 from grue.tracing.facts import counted
@@ -69,7 +69,7 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
     program, args = str(Path(program).absolute()), tuple(command[1:])
     started = boxed(box, program=program, args=args, env=dict(os.environ), cwd=cwd)
     # A limit such as `memory_mb` has to be set before the program runs. So start a shell that stops itself.
-    waiting = _WAITING if any(getattr(box, key) is not None for key in LIMITS) else ()
+    waiting = _WAITING if any(getattr(box, key) is not None for key in UNITS) else ()
     try:
         process = started.run(lambda: subprocess.Popen((*waiting, program, *args), env=started.env, cwd=cwd))
         if waiting:

@@ -17,13 +17,15 @@ from grue.errors import MCPConfigError
 Preset: TypeAlias = Literal["pure", "files", "web"]  # the presets of a box; see `Sandbox.preset`
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*\.?")
-_UNITS = {
+UNITS = {
     "memory_mb": "MiB",
     "processes": "processes",
     "open_files": "open files",
     "file_mb": "MiB a file",
     "cpu_s": "s of processor time",
 }
+"""The keys of a box's limits, each with the unit of its number, for people."""
+
 _WEB_PORTS = (80, 443)
 _VSCODE = {
     "filesystem": ("allowRead", "denyRead", "allowWrite", "denyWrite"),
@@ -216,7 +218,7 @@ def in_words(box: Sandbox) -> str:
     said.append(f"network: {'any' if box.any_network else hosts or 'none'}")
     if box.unix_sockets:
         said.append("Unix sockets")
-    said += [f"{getattr(box, key)} {unit}" for key, unit in _UNITS.items() if getattr(box, key) is not None]
+    said += [f"{getattr(box, key)} {unit}" for key, unit in UNITS.items() if getattr(box, key) is not None]
     return "; ".join(said)
 
 
@@ -228,7 +230,7 @@ def _fault(box: Sandbox) -> str | None:
         listed = given[key]
         if not (listed is None and key == "execute") and not _are_paths(listed):
             return f"{key} should be a list of paths"
-    for key in _UNITS:
+    for key in UNITS:
         number = given[key]
         if number is not None and (type(number) is not int or not 0 < number < 2**40):
             return f"{key} should be a whole number above zero"

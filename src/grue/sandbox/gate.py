@@ -190,9 +190,7 @@ class Gate:
         length &= 0xFFFFFFFF
         if not 2 <= length <= _LONGEST_ADDRESS:
             raise OSError(errno.EINVAL, "no address")
-        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
-            memory.seek(address)
-            raw = memory.read(length)
+        raw = memory_of(pid, address, length)
         return Asked(self._copy_of(listener, key, pid, fd), raw, pid)
 
     def _copy_of(self, listener: int, key: int, pid: int, fd: int) -> socket.socket:
@@ -467,6 +465,13 @@ def _connect_to_path(own: int, raw: bytes, path: bytes) -> int:
     if len(path) > _LONGEST_PATH:
         return errno.ENAMETOOLONG
     return connect(own, raw[:2] + path + b"\0")
+
+
+def memory_of(pid: int, address: int, length: int) -> bytes:
+    """Return at most `length` bytes of a process's memory; `OSError`: it has none there, or has ended."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+        memory.seek(address)
+        return memory.read(length)
 
 
 def _leader_of(pid: int) -> int:

@@ -15,7 +15,7 @@ from typing import TypeVar, Unpack
 
 from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox
-from grue.sandbox.gate import Asked, Gate, is_loopback
+from grue.sandbox.gate import Asked, Gate, is_loopback, memory_of
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule, coverage, watch
 from grue.sandbox.launch import Boxed, ConfinedThread, Start, Watching
 from grue.sandbox.places import is_too_wide, packages_of, within
@@ -214,15 +214,14 @@ class _WatchingGate(Gate):
 
 
 def _path(pid: int, arguments: list[int], at: int, *, is_at: bool) -> str:
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
-        raw = b""
-        memory.seek(arguments[at])
-        while b"\0" not in raw and len(raw) < _MOST_PATH:
-            # Read up to the end of a memory page at most, because the next page may not be mapped.
-            chunk = memory.read(4096 - (arguments[at] + len(raw)) % 4096)
-            if not chunk:
-                break
-            raw += chunk
+    raw = b""
+    while b"\0" not in raw and len(raw) < _MOST_PATH:
+        begin = arguments[at] + len(raw)
+        # Read up to the end of a memory page at most, because the next page may not be mapped.
+        chunk = memory_of(pid, begin, 4096 - begin % 4096)
+        if not chunk:
+            break
+        raw += chunk
     text = os.fsdecode(raw.partition(b"\0")[0])
     if not text:
         raise FileNotFoundError  # the path is empty, so the call itself will fail in this way
@@ -236,9 +235,7 @@ def _path(pid: int, arguments: list[int], at: int, *, is_at: bool) -> str:
 def _flags(name: str, pid: int, arguments: list[int], at: int) -> int:
     if name != "openat2":
         return arguments[at + 1]
-    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
-        memory.seek(arguments[2])
-        return int.from_bytes(memory.read(8), "little")
+    return int.from_bytes(memory_of(pid, arguments[2], 8), "little")
 
 
 def _keep(found: dict[str, None], path: str) -> None:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 
 from grue.errors import SandboxError
-from grue.sandbox.box import Sandbox
+from grue.sandbox.box import UNITS, Sandbox
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule
 from grue.sandbox.places import Places
 
@@ -35,7 +35,6 @@ _UNIX_SOCKETS = """\
 (allow network-outbound (remote unix-socket))
 (allow network-bind network-inbound (local unix-socket))
 """
-LIMITS = ("memory_mb", "processes", "open_files", "file_mb", "cpu_s")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -45,7 +44,7 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
     `hidden`: absolute paths that stay closed inside opened folders. `SandboxError`: a profile cannot express
     a host other than this machine, or a path with an unprintable character.
     """
-    limits = ", ".join(key for key in LIMITS if getattr(box, key) is not None)
+    limits = ", ".join(key for key in UNITS if getattr(box, key) is not None)
     not_said = f"; Not in this profile: {limits}. Use ulimit.\n" if limits else ""
     lines = [_HEAD.format(words=" ".join(words.split())), not_said, _ALWAYS]
     rules = [*_distinct(places.rules)]

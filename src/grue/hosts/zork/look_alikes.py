@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.errors import LLMError
 from grue.policies import FailureKind
-from grue.protocol.chat_wire.failures import MAX_WORDS, Fault, kind_of_status, reason_of_fault
+from grue.protocol.chat_wire.failures import MAX_WORDS, Fault, kind_of, reason_of, reason_of_fault
 from grue.protocol.chat_wire.profiles import ToolSupportPolicy, checked_support
 from grue.protocol.tools import results as tool_results
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
@@ -87,7 +87,7 @@ def _kind(error: Exception, status: int | None, words: str) -> FailureKind:
     if isinstance(error, LLMError) and error.kind in get_args(FailureKind):
         return cast("FailureKind", error.kind)
     if status is not None:
-        return kind_of_status(status, words)
+        return kind_of(reason_of(status, words))
     if isinstance(error, TimeoutError) or "timeout" in type(error).__name__.lower():
         return "timed_out"
     return "unreachable" if isinstance(error, ConnectionError) else "unavailable"

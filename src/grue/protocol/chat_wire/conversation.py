@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -268,21 +268,14 @@ class EncodedConversation:
             self.profile,
             model=self.model,
             history=self.history.branch(),
-            names=self.names.copy(),
+            names=WireNames.restored(self.names.style, self.names.known),
             given_markers=self._given_markers,
         )
         other.offer(self.tools)
         return other
 
-    def body(
-        self,
-        settings: ModelSettings,
-        *,
-        choice: w.Choice | None = None,
-        extra: Mapping[str, object] | None = None,
-        stream: bool = False,
-    ) -> bytes:
-        """Return the body of the request that `ask` prepared; `extra` counts before `settings.extra_body`."""
+    def body(self, settings: ModelSettings, *, choice: w.Choice | None = None, stream: bool = False) -> bytes:
+        """Return the body of the request that `ask` prepared."""
         answering = isinstance(self._mode, m.RequireAnswer)
         return self.format.body(
             w.WireRequest(
@@ -293,7 +286,7 @@ class EncodedConversation:
                 tools=self._sent_tools,
                 choice=w.Choice("none") if answering else choice or w.Choice(),
                 answer=self._mode.answer if isinstance(self._mode, m.RequireAnswer) else None,
-                extra={**settings.extra_body, **(extra or {})},
+                extra=settings.extra_body,
                 stream=stream and self.profile.streams,
             )
         )

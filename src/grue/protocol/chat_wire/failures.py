@@ -179,11 +179,6 @@ def kind_of(reason: FailureReason) -> FailureKind:
     return _KINDS.get(reason, "refused")
 
 
-def kind_of_status(status: int, words: str = "") -> FailureKind:
-    """Return the kind of failure that an HTTP status other than 2xx and the provider's words stand for."""
-    return kind_of(reason_of(status, words))
-
-
 def _fragment(url: re.Match[str]) -> str:
     # Many texts link to the billing page without being about money. `#token-limit` points to a rate limit.
     return "#token-limit" if "#token-limit" in url[0] else " "

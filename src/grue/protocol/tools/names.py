@@ -106,10 +106,6 @@ class WireNames:
         """The wire names so far, by canonical name; empty with the style `canonical`."""
         return {**self._wire}
 
-    def copy(self) -> WireNames:
-        """Return a table with the same entries."""
-        return WireNames.restored(self.style, self._wire)
-
     @classmethod
     def restored(cls, style: NameStyle, known: Mapping[str, str]) -> WireNames:
         """Return a table with the entries of `known`."""

@@ -63,7 +63,7 @@ def _mode(turn: Turn, phase: Phase) -> tuple[Turn, Mode]:
 
 def _request(turn: Turn, new: Items, mode: Mode, *, aside: bool = False) -> m.RequestCompletion:
     return m.RequestCompletion(
-        conversation=turn.conversation,
+        conversation=turn.run.conversation,
         request=turn.requests,
         new=new,
         mode=mode,
@@ -78,7 +78,7 @@ def _rewrite(
 ) -> Commands:
     if change is None:
         return ()
-    return (m.RewriteHistory(conversation=turn.conversation, change=change, reason=reason),)
+    return (m.RewriteHistory(conversation=turn.run.conversation, change=change, reason=reason),)
 
 
 def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.CompletionFailed) -> Transition:

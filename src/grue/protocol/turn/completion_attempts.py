@@ -201,9 +201,7 @@ def _after_cut(state: Sent, event: ReplyRead) -> AttemptTransition:
         return Ended(), (note, Finish(event.reply))
     settings = replace(state.settings, max_tokens=larger)
     cut = CutReply(event.reply, event.shown)
-    following = Sent(
-        request=state.request, settings=settings, retry=state.retry, cut=cut, clears=state.clears
-    )
+    following = replace(state, settings=settings, attempt=1, failed=(), cut=cut, lowered=False)
     return following, (note, *_taken_back(state, event), SendRequest(settings))
 
 

@@ -300,7 +300,7 @@ def _verified(turn: Turn, changed: tuple[str, ...] = ()) -> m.ToolsVerified:
 
 
 def _drop(turn: Turn, reason: str) -> m.DropCompletion:
-    return m.DropCompletion(conversation=turn.conversation, request=turn.requests, reason=reason)
+    return m.DropCompletion(conversation=turn.run.conversation, request=turn.requests, reason=reason)
 
 
 def _is_kept(call: m.ToolCall, offered: Iterable[m.ToolDefinition], turn: Turn) -> bool:

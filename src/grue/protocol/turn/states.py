@@ -77,12 +77,6 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     searching: bool = False
 
     @property
-    def conversation(self) -> m.ConversationId:
-        """The id of the conversation to which the turn's requests belong."""
-        history = self.run.history
-        return m.ConversationId(f"turn-{self.run.turn}") if history is None else history.conversation
-
-    @property
     def resuming(self) -> m.Resumption | None:
         """How the turn was resumed; `None` if it was not, or has made new calls, so that it repeats none."""
         resumed = self.run.resumed

@@ -65,7 +65,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 
 def _send_runs(state: s.AwaitingTools, notes: CallNotes = ()) -> Transition:
     """Start servers and send calls, if allowed now. If nothing is under way then, go on with the turn."""
-    state, starts = start_called(state)
+    state, starts = _start_called(state)
     state, due = _due(state)
     if notes and due:
         place = {call_id: number for number, call_id in enumerate(state.calls)}
@@ -111,7 +111,12 @@ def called_first(state: s.AwaitingTools, event: m.ConnectOutcome) -> Transition:
     """Go on after a server, started for a tool call, has become ready or has failed to start."""
     match event:
         case m.SessionOpened():
-            state, verified = started(state, event)
+            offered, turn = state.turn, with_report(state.turn, event)
+            changed = changed_tools(offered.tools, without_doubles(turn.tools)[0])
+            if not changed and not event.serves_unlisted:
+                turn = replace(turn, tools=offered.tools, relisted=offered.relisted)
+            verified = m.ToolsVerified(request=turn.requests, changed=changed, server=event.server)
+            state = replace(state, turn=turn, starting=without(state.starting, event.server))
             following, commands = _send_runs(state)
             return following, (verified, *commands)
         case m.McpDisabled(server=server, reason=reason):
@@ -545,7 +550,7 @@ def changed_tools(offered: Iterable[m.ToolDefinition], listed: Iterable[m.ToolDe
     return tuple(name for name in {**before, **now} if before.get(name) != now.get(name))
 
 
-def start_called(state: s.AwaitingTools) -> tuple[s.AwaitingTools, Commands]:
+def _start_called(state: s.AwaitingTools) -> tuple[s.AwaitingTools, Commands]:
     """Start the servers that unsent calls wait for, at most `TurnLimits.starts_at_once` at a time."""
     turn = state.turn
     if not turn.unstarted:
@@ -556,13 +561,3 @@ def start_called(state: s.AwaitingTools) -> tuple[s.AwaitingTools, Commands]:
     unstarted = tuple(server for server in turn.unstarted if server not in names)
     state = replace(state, turn=replace(turn, unstarted=unstarted), starting=(*state.starting, *names))
     return state, tuple(open_session(turn.run, name) for name in names)
-
-
-def started(state: s.AwaitingTools, event: m.SessionOpened) -> tuple[s.AwaitingTools, m.ToolsVerified]:
-    """Add the tools of a server that was started because the model called one of its tools."""
-    offered, turn = state.turn, with_report(state.turn, event)
-    changed = changed_tools(offered.tools, without_doubles(turn.tools)[0])
-    if not changed and not event.serves_unlisted:
-        turn = replace(turn, tools=offered.tools, relisted=offered.relisted)
-    state = replace(state, turn=turn, starting=without(state.starting, event.server))
-    return state, m.ToolsVerified(request=turn.requests, changed=changed, server=event.server)

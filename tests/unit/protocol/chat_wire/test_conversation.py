@@ -317,13 +317,12 @@ def test_a_conversation_can_move_to_another_format_in_its_middle() -> None:
         assert refusal(conversation.body(MODEL), profile) is None
 
 
-def test_further_fields_of_a_call_outrank_those_of_the_settings() -> None:
+def test_fields_of_extra_body_outrank_those_of_the_settings() -> None:
     conversation = EncodedConversation(GENERIC)
     conversation.ask(OPENING, OfferTools((THINK,)))
     settings = ModelSettings(model="m", top_k=1, extra_body={"top_k": 2, "seed": 1})
-    assert json.loads(conversation.body(settings))["top_k"] == 2
-    body = json.loads(conversation.body(settings, extra={"seed": 2}, choice=Choice("required")))
-    assert (body["top_k"], body["seed"], body["tool_choice"]) == (2, 2, "required")
+    body = json.loads(conversation.body(settings, choice=Choice("required")))
+    assert (body["top_k"], body["seed"], body["tool_choice"]) == (2, 1, "required")
 
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

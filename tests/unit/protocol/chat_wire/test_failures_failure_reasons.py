@@ -14,7 +14,6 @@ from grue.protocol.chat_wire.failures import (
     Fault,
     describe,
     kind_of,
-    kind_of_status,
     reason_of,
 )
 from grue.protocol.chat_wire.profiles import GENERIC
@@ -22,12 +21,12 @@ from grue.protocol.chat_wire.profiles import GENERIC
 
 @each_case("status", [408, 424, 429, 498, 500, 502, 503, 504, 520, 521, 522, 523, 524, 529, 530])
 def test_these_statuses_are_tried_again(status: int) -> None:
-    assert kind_of_status(status, "overloaded") == "unavailable"
+    assert kind_of(reason_of(status, "overloaded")) == "unavailable"
 
 
 @pytest.mark.parametrize("status", [301, 400, 401, 402, 403, 404, 405, 413, 422, 501])
 def test_these_statuses_are_final(status: int) -> None:
-    assert kind_of_status(status, "please try again") == "refused"
+    assert kind_of(reason_of(status, "please try again")) == "refused"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_these_statuses_are_final(status: int) -> None:
     ],
 )
 def test_a_429_about_money_is_final(words: str) -> None:
-    assert kind_of_status(429, words) == "refused"
+    assert kind_of(reason_of(429, words)) == "refused"
     assert reason_of(429, words) == "credit"
 
 
@@ -57,7 +56,7 @@ def test_a_429_about_money_is_final(words: str) -> None:
     ],
 )
 def test_a_429_about_time_is_tried_again_whatever_it_says_of_billing(words: str) -> None:
-    assert kind_of_status(429, words) == "unavailable"
+    assert kind_of(reason_of(429, words)) == "unavailable"
     assert reason_of(429, words) == "rate"
 
 
