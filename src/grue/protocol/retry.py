@@ -54,7 +54,8 @@ _ABOVE_0 = (
 class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """How often to retry a request, and the time limits of each request.
 
-    The table `[tool.grue.retry]` sets `timeout_s` and the fields above it. The others are set in code.
+    The table `[tool.grue.retry]` sets `timeout_s` (as `timeout_seconds`) and the fields above it, whose times
+    have no `_s` there. The others are set in code.
 
     Attributes:
         max_retries: The most retries of a request. Sending it in another form after a refusal does not count.
@@ -66,7 +67,7 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         jitter_factor: Largest random addition to a wait, as a fraction of the wait.
         timeout_s: Limit of one request, from the connect to the last byte of the reply.
         connect_timeout_s: Limit of the connect.
-        first_byte_timeout_s: Limit from the connect to the first byte of the reply; `None`: no limit.
+        first_byte_timeout_s: Limit from the beginning of the connect to that of the reply; `None`: no limit.
         idle_timeout_s: Limit between two pieces of a streamed reply.
         length_retry_factor: If a reply is cut at the limit of the endpoint's profile, and the user has set no
             limit, the reply is requested once more, with the limit multiplied by this factor. 1 accepts the

@@ -1,8 +1,8 @@
 """The interface of a wire format, a decoded reply, and the code that the formats share.
 
 To add a wire format, write a module with a class derived from `WireFormat` and an assembler for its streams
-of server-sent events, and add a row to `formats.py`; for the endpoint of tests, add a `Dialect`
-(`grue.testing.providers`). `tests/support/fourth_format.py` is an example of both.
+of server-sent events, and add it to `WireName` and the list in `formats.py`. So that the endpoint of tests
+can speak it, add a `Dialect` (`grue.testing.providers`). `tests/support/fourth_format.py` has both.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
 objects or empty, numbers are strings. The functions here read what they can.

@@ -32,8 +32,8 @@ Mode: TypeAlias = m.OfferTools | m.RequireAnswer
 class Ledger:
     """Counts and digests the entries of a conversation that outlives its turns.
 
-    `save` is called with the JSON of each entry (`None`: nothing is saved); with `b""` it removes a reply
-    again, which is saved before it is an entry. `length` counts a `Rewritten` as one entry. `digest` is the
+    `save` is called with the JSON of each entry (`None`: nothing is saved). A reply is saved before it is an
+    entry, and `save(b"")` removes it again. `length` counts a `Rewritten` as one entry. `digest` is the
     SHA-256, in hexadecimal, of the previous digest and the last entry's JSON; empty at first.
     """
 

@@ -78,7 +78,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """How the turn was resumed; `None` if it was not, or has made new calls, so that it repeats none."""
+        """How the turn was resumed; `None`: it was not, or has made new calls since."""
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
 
@@ -438,7 +438,7 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
         iterations: Replies with tool calls so far, to requests that offered tools.
         requests: Requests of the turn so far, plus the finished requests of servers to the model (sampling).
         tool_calls: Tool calls settled so far.
-        usage: Tokens and cost of the finished completions.
+        usage: Tokens and cost of those of these requests that have ended.
         elapsed_s: Seconds since the turn was requested.
     """
 
