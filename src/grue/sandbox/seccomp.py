@@ -114,9 +114,9 @@ def known_machine() -> Machine:
 REFUSED = {
     # They read or change other processes of this user.
     "ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd process_madvise": EPERM,
-    # A ring opens files and sockets without a system call that a filter could see.
+    # An io_uring opens files and sockets without a system call that a filter could see.
     "io_uring_setup io_uring_enter io_uring_register": ENOSYS,
-    # They change which files a path names, which is what Landlock's rules are made of.
+    # They change which file a path leads to, and Landlock's rules are made from paths.
     "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick"
     " mount_setattr setns": EPERM,
     "open_by_handle_at": EPERM,  # it opens a file by number, without a path
@@ -207,7 +207,8 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # In a new user namespace a program has all capabilities, and can use most functions of the kernel.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
-        # By RTTIME grue finds processes that a server left running (runtime/processes/descendants.py).
+        # RTTIME is grue's mark on a server's processes, by which it finds those that are left running
+        # (runtime/processes/descendants.py).
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
         # These calls can change other processes of this user. The id 0 is the calling thread.

@@ -124,8 +124,6 @@ class AnthropicAssembler:
             case "error":
                 self.finished = True
                 self._message = {"error": w.as_object(said.get("error")) or {"message": event.text}}
-            case _:
-                pass
         return ()
 
     def body(self) -> bytes:

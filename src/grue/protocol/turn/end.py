@@ -75,8 +75,6 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
         case s.AwaitingApproval(reply=s.JudgedReply(calls=calls, settled=settled, noted=notes)):
             told = answers_at_end(turn, calls, settled, calls.keys() - turn.open_tasks.keys())
             turn = replace(turn, records=(*turn.records, *settled), told=told)
-        case _:
-            pass
     failure: m.TurnFailure
     if isinstance(event, m.DeadlinePassed):
         failure = m.DeadlineMissed(limit_s=event.limit_s, doing=waiting_for(state), kept_s=event.kept_s)

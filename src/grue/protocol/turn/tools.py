@@ -166,8 +166,6 @@ def settle(state: s.AwaitingTools, event: m.Settlement) -> Transition:
         case m.ToolTimedOut() if state.turn.run.policy.after_timeout != "continue":
             state, notes = _skip_unsent(state, tool_results.SKIPPED_AFTER_TIMEOUT, event.batch)
             state = replace(state, timed_out=True)
-        case _:
-            pass
     return _send_runs(state, notes)
 
 
