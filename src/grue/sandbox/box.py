@@ -45,7 +45,10 @@ class HostPort(Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read `host`, `host:port`, `*.host`, an IP address or `[IPv6]:port`. Default ports: 80 and 443."""
+        """Read `host`, `host:port`, `*.host`, an IP address or `[IPv6]:port`; other texts: `ValueError`.
+
+        Without a port, both 80 and 443 are meant.
+        """
         host, port = text, ""
         if text.startswith("["):
             host, _, port = text[1:].partition("]")
@@ -143,7 +146,8 @@ def sandbox_of(value: object) -> Sandbox | None:
     """Read a box from a configuration: a preset's name, a table of `Sandbox`'s keys, or VS Code's table.
 
     `None`, `False` and `"none"` mean no box; `True` means the preset `files`. VS Code's table is such as
-    `{"filesystem": {"allowRead": ["/data"]}, "network": {"allowedDomains": ["example.com"]}}`.
+    `{"filesystem": {"allowRead": ["/data"]}, "network": {"allowedDomains": ["example.com"]}}`. Anything else
+    raises `ValueError`.
     """
     match value:
         case None | False | "none":

@@ -67,7 +67,7 @@ def places_of(
     """Return the files and folders that a box opens for a program. `program` and `cwd` are absolute.
 
     If one of the first 8 arguments is a file with code, the box opens the file and its folder or package,
-    too.
+    too. `SandboxError`: a path in `write` or `execute` does not exist, or the box would open too much.
     """
     written = [_absolute(path, cwd) for path in box.write]
     if box.preset == "files":

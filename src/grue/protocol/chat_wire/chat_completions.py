@@ -157,7 +157,7 @@ def _read(
 
 
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
-    """Read the tokens of a reply. If one id cannot be read, all ids are left out; likewise the logprobs."""
+    """Read a reply's tokens, if it has any. If one id is unreadable, all are left out; so with logprobs."""
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
     content = [w.as_object(entry) for entry in w.listed(w.as_object(choice.get("logprobs")).get("content"))]

@@ -452,7 +452,7 @@ def read_models(body: bytes) -> dict[str, ListedModel] | None:
 
 
 def find_model(models: dict[str, ListedModel], model: str) -> ListedModel | None:
-    """Return the entry for a model; for a variant (`name:nitro`) without an entry, that of `name`."""
+    """Return a model's entry, or else, for a variant (`name:nitro`), that of `name`, or else `None`."""
     return models.get(model) or models.get(model.rpartition(":")[0])
 
 

@@ -229,7 +229,11 @@ def _recipient(head: re.Match[str]) -> str:
 def read_written(
     text: str, tools: Iterable[m.ToolDefinition], wire_names: Iterable[str] = (), *, bare: bool = True
 ) -> Written | None:
-    """Read the tool calls in a text; `bare`: also JSON without a tag, if it names one of the `tools`."""
+    """Read the tool calls in a text; `None`: it has none, or is too long.
+
+    `wire_names`: the names of `tools` on the wire. `bare`: read also JSON without a tag, if all its calls are
+    of known tools.
+    """
     text = text.strip()
     for end in _ENDS:
         text = text.removesuffix(end).rstrip()
@@ -555,7 +559,7 @@ def _named(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_fence(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in a JSON block at a text's end. They are not `sure`: they may be an example."""
+    """Return the calls in a JSON block at a text's end, if any. They are not `sure`: perhaps an example."""
     if not text.endswith("```"):
         return None
     start = text.rfind("```", 0, -3)
@@ -565,7 +569,7 @@ def _last_fence(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_lines(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in JSON lines at a text's end. They are not `sure`: they may be an example."""
+    """Return the calls in JSON lines at a text's end, if any. They are not `sure`: perhaps an example."""
     starts = {text.rfind("\n\n") + 2, text.find("\n{") + 1, text.find("\n[") + 1} - {0, 1}
     for start in sorted(starts):
         found = _bare(text[start:].strip(), known)

@@ -157,7 +157,10 @@ class IllegalAttemptEvent(Exception):  # noqa: N818 - a bug in the caller, and n
 
 
 def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
-    """Return the next state and the commands, of which the last is `SendRequest` or `Finish`."""
+    """Return the next state and the commands, of which the last is `SendRequest` or `Finish`.
+
+    `IllegalAttemptEvent`: `state` is `Ended`, which no event follows.
+    """
     match state, event:
         case Sent(cut=None), ReplyRead(Reply(cut=True)):
             return _after_cut(state, event)

@@ -101,7 +101,7 @@ class IllegalConnectionEvent(Exception):  # noqa: N818 - a bug in the caller, an
 
 
 def connection_step(state: ConnectionState, event: ConnectionEvent) -> ConnectionTransition:
-    """Return the next state and the one command to carry out."""
+    """Return the next state and the one command to carry out, or raise `IllegalConnectionEvent`."""
     match state, event:
         case Disabled(reason, last_words=words), ConnectRequested(server, policy, at_s) if is_given_up(
             state, policy, at_s
