@@ -71,11 +71,11 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         response_format: How to request an answer of a given schema. With another value than `json_schema`,
             the schema is sent to the model as text.
         ignores_schema: The endpoint has accepted and ignored a schema, so it is also sent as text.
-        tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`, so
-            every request lists the tools, if need be with `tool_choice: "none"`.
+        tools_with_forced: The endpoint refuses a history with tool calls in a request without `tools`. So a
+            request with such a history always lists tools, if need be with `tool_choice: "none"`.
         assistant_after_results: An assistant's message must stand between tool results and a user message.
         max_description_chars: Longest description of a tool; `None` for no limit.
-        call_ids: A pattern that the ids of tool calls must match, or else are replaced; empty: any id.
+        call_ids: A pattern that the ids of tool calls must match; other ids are replaced. Empty: any id.
         signs_calls: The endpoint refuses a tool call without its signature. If a reply came from elsewhere,
             its first call gets a text that Google accepts instead. Only in chat completions.
         lists_parameters: Whether the endpoint's model list names each model's parameters and kinds of input.

@@ -36,7 +36,7 @@ ServerPins: TypeAlias = Mapping[str, ToolPin]
 
 
 class ToolLock(Struct, frozen=True):
-    """The approved definitions of every server, as digests and, in `listings`, as the servers sent them."""
+    """The approved definitions of each locked server, as digests and, if known, as the server sent them."""
 
     servers: Mapping[str, ServerPins] = {}
     listings: Mapping[str, Tools] = {}
