@@ -49,7 +49,6 @@ from grue.hosts.agent_loop.events import EventFeed
 from grue.hosts.agent_loop.injected import MCP, PREFIX, InjectedTools, InvokeMcpTool, McpCall, McpTool
 from grue.policies import StartWhen
 from grue.protocol.tools.lock import ToolLock
-from grue.runtime.loops.closing import Closing
 
 if TYPE_CHECKING:
     from grue.config.settings import GameConfiguration
@@ -316,7 +315,7 @@ class LoopOptions(RunnerOptions, total=False):
     on_event: Callable[[Any], object] | None
 
 
-class AgentLoop(Closing):
+class AgentLoop:
     """A conversation with a model that has tools. Use it as a context manager, or call `close`.
 
     MCP tools have the names `mcp.SERVER.TOOL`. The sessions with the servers stay open between inputs. Any
@@ -428,6 +427,12 @@ class AgentLoop(Closing):
             **options,
         }
         return cls(configured.llm if llm is None else llm, **settings)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the sessions with the servers and close the conversation's file. A second call does nothing."""

@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import httpx
 from msgspec.structs import replace
@@ -35,7 +35,6 @@ from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.chat_wire.profiles import supports_tool_calling, tool_support_error
 from grue.protocol.chat_wire.wire_format import Choice, Reply
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
-from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.sync_edge import run_blocking
 
 
@@ -55,7 +54,7 @@ class CompletionError(LLMError):
         self.failure = failure
 
 
-class LLMClient(Closing):
+class LLMClient:
     """Ask an OpenAI-compatible endpoint for chat completions, blocking.
 
     Threads may share a client. Close the client, or use it as a context manager.
@@ -88,6 +87,12 @@ class LLMClient(Closing):
         self._transport: httpx.AsyncBaseTransport | None = transport
         self._sleep = sleep
         self.chat = SimpleNamespace(completions=_Completions(self))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Close a blocking `transport` that the user passed. Other connections live for one request."""
