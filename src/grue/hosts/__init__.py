@@ -12,7 +12,7 @@ from msgspec import Struct
 class BundledHost(Struct, frozen=True, kw_only=True):
     """A host's module of facts (its messages in a trace), and its work in a fleet as `module:name`."""
 
-    facts: str = ""
+    facts: str = ""  # empty: the host has no facts of its own
     work: str = ""
 
 

@@ -12,12 +12,14 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
+from grue import ToolClient
 from grue import messages as m
 from grue.errors import MCPConfigError, MCPError
+from grue.hosts.skill_agent.mcp_manager import McpManager
 from grue.hosts.skill_agent.skills import (
     LOCK_FILE,
     SKILL_FILE,
@@ -35,16 +37,6 @@ MOST_FILES, MOST_BYTES = 512, 16 << 20
 _MOST_SKILLS = 200
 _MOST_READ = 1 << 20
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-
-
-class AsksServers(Protocol):
-    """An object that sends requests to connected servers, such as a `ToolClient` or an `McpManager`."""
-
-    def request(self, server: str, method: str, params: Mapping[str, object] | None = None) -> m.JsonObject:
-        """Send a request and return the result."""
-
-    def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
-        """Send a listing request for each page; return the items of all pages."""
 
 
 class SkillResource(Struct, frozen=True):
@@ -76,7 +68,7 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
         return f"sha256:{hashlib.sha256(entry.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
-def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list[str]]:
+def list_skills(asks: ToolClient | McpManager, server: str) -> tuple[list[ServedSkill], list[str]]:
     """Return the skills that a server lists, and a sentence for each problem. No file is read."""
     skills: dict[str, ServedSkill] = {}
     problems = []
@@ -98,7 +90,7 @@ def list_skills(asks: AsksServers, server: str) -> tuple[list[ServedSkill], list
     return list(skills.values()), problems
 
 
-def read_file(asks: AsksServers, skill: ServedSkill, path: str = SKILL_FILE) -> str:
+def read_file(asks: ToolClient | McpManager, skill: ServedSkill, path: str = SKILL_FILE) -> str:
     """Read one file of a skill, check its digest and size, and return its text (without front matter)."""
     listed = skill.files.get(path)
     if listed is None:
@@ -136,7 +128,7 @@ class ServedSkills:
         MCPConfigError: `mcp_skills.lock` cannot be used.
     """
 
-    def __init__(self, asks: AsksServers, servers: Collection[str], folder: Path) -> None:
+    def __init__(self, asks: ToolClient | McpManager, servers: Collection[str], folder: Path) -> None:
         self._asks, self._lock = asks, folder / LOCK_FILE
         approved = read_skill_lock(self._lock)
         self.by_name: dict[str, ServedSkill] = {}

@@ -100,7 +100,7 @@ class LLMClient:
             self._transport.close()
 
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
-        """Return this client's settings for a model, by default the configured model."""
+        """Return the settings for a model, by default the configured one, with only this `sampling`."""
         settings = model_settings(model or self.config.agent_model, sampling)
         # The fallback models belong to the configured model, so another model gets none.
         then = self._settings.then if settings.model == self._settings.model else ()
