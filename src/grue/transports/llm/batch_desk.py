@@ -218,7 +218,7 @@ class BatchDesk:
             if reads >= _READS or (sound and (not missing or state.left)):
                 break
         rest = (batch_forms.lost(item, state.left, state.why) for item in sorted(missing))
-        with draft.open("rb") as file:
+        with self._folder.using(), draft.open("rb") as file:
             read = (msgspec.json.decode(line, type=batch_forms.Result) for line in file)
             settled = self._folder.settle(record, itertools.chain(read, rest))
         draft.unlink(missing_ok=True)

@@ -8,6 +8,8 @@ exceptions, log a traceback, or never answer.
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
 loop. So this module drops comments, parses large events itself, and passes a small event in place of each
 large answer to the SDK.
+
+`Authorization` adds the OAuth token to requests.
 """
 
 import contextlib
