@@ -15,6 +15,7 @@ from typing import Any
 from casebook import Case
 from damage import damaged, dumps, nested, odd_text, odd_value, with_another_member
 from judge import LATE_S, Findings
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner, TurnRequest
@@ -304,7 +305,8 @@ def play(case: Case, folder: Path, findings: Findings) -> str:
 def _played(rng: Random, story: Path, findings: Findings) -> str:
     limit_s = 0.3
     try:
-        game = ZMachineGame(story, interpreter="dfrotz", answer_within_s=limit_s)
+        game = ZMachineGame(story, interpreter="dfrotz")
+        game._player = replace(game._player, answer_within_s=limit_s)  # noqa: SLF001
     except GameError as error:
         return f"not played: {error}"[:80]
     told = _typed(findings, "dfrotz", lambda: game.reset(seed=1))

@@ -145,8 +145,6 @@ class ZMachineGame:
         chosen = choose_interpreter(self._story.version, interpreter)
         self.notice = chosen.reason
         self._player = chosen.interpreter
-        self._seed = 0
-        self._commands: list[str] = []
         self._interpreter: InterpreterProcess | None = None
         self._forget()
 
@@ -160,8 +158,6 @@ class ZMachineGame:
         """Start the story in a new interpreter; raises `GameError` if that is impossible."""
         self.close()
         self._forget()
-        self._seed = seed
-        self._commands = []
         self._interpreter = InterpreterProcess(self._player, self._story.path, seed=seed)
         return self._converse(self._interpreter, None)
 
@@ -171,7 +167,6 @@ class ZMachineGame:
             raise GameError(f"{self.name} is not running; start it with reset().")
         if self._done:
             return self._observe(_OVER)
-        self._commands.append(command)
         # Replace AGAIN by the last command: the interpreter would repeat its own last input, perhaps SCORE.
         # Before the first command, AGAIN becomes an empty line, which has no effect.
         if command.strip().lower() in _AGAIN:
