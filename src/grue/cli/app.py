@@ -236,8 +236,9 @@ def init(
     """Write a small agent program, its test and mcp_config.json. No existing file is changed.
 
     The program, agent.py, asks a model a question. The model may use the tools
-    of the MCP servers in mcp_config.json. The test, test_agent.py, needs no
-    network and no API key.
+    of the MCP servers in mcp_config.json. It asks OpenRouter; or Ollama, if that
+    runs on this machine and no API key for OpenRouter is set. The test,
+    test_agent.py, needs no network and no API key.
     """
     from grue.cli.init import start_project
 
@@ -812,8 +813,10 @@ def mock_server(
 ) -> None:
     """Run an MCP server that follows the specification, to test MCP clients.
 
-    One of --stdio and --http is required. The options --without, --page-size and
-    --era are for the server that comes with grue, not for MODULE:NAME.
+    One of --stdio and --http is required. With --stdio the command ends when the
+    client closes standard input, with --http at Ctrl-C. The options --without,
+    --page-size and --era are for the server that comes with grue, not for
+    MODULE:NAME.
     """
     from grue.cli.mock_server import serve
 

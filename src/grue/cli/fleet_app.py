@@ -213,7 +213,7 @@ def fork(
 
     Their scores are: score (1 if the model gave an answer, else 0), same_answer
     and same_calls (1 if they are as recorded, else 0), requests and tool_calls
-    (how many there were).
+    (how many there were). The exit status is 1 if a fork has no result.
     """
     from grue.cli.fleet import fork_fleet
     from grue.cli.fork import ForkOptions

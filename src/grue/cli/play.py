@@ -7,8 +7,6 @@ from contextlib import ExitStack, chdir, closing, suppress
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from grue.cli.live import JsonLines, LiveView
 from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import RECORDED, PlayOptions, as_started, chosen_backends, recorded_options
@@ -77,8 +75,21 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
         if past is not None:
             # Another process may have continued the episode before the folder was locked.
             past = read_past(folder_path)
-        parts = _setup(options, past, recorder)
-        setup = structs.replace(parts, game=game, client=client, mcp_manager=server)
+        setup = EpisodeSetup(
+            game=game,
+            client=client,
+            mcp_manager=server,
+            seed=options.seed,
+            max_turns=options.turns or DEFAULT_MAX_TURNS,
+            recorder=recorder,
+            approve=ask_at_terminal,
+            turn_timeout_s=options.turn_timeout_s,
+            scripted=options.offline,
+            start=options.start,
+            stream=options.stream,
+            settings=recorded_options(options, RECORDED),
+            past=past,
+        )
         try:
             orchestrator = ZorkOrchestratorV2(episode_id, config, setup)
         except BaseException:
@@ -108,21 +119,6 @@ def _played(
             raise MCPError(str(error)) from error
         raise
     return _finish(orchestrator, folder, view, options)
-
-
-def _setup(options: PlayOptions, past: GamePast | None, recorder: Recorder) -> EpisodeSetup:
-    return EpisodeSetup(
-        seed=options.seed,
-        max_turns=options.turns or DEFAULT_MAX_TURNS,
-        recorder=recorder,
-        approve=ask_at_terminal,
-        turn_timeout_s=options.turn_timeout_s,
-        scripted=options.offline,
-        start=options.start,
-        stream=options.stream,
-        settings=recorded_options(options, RECORDED),
-        past=past,
-    )
 
 
 def _finish(

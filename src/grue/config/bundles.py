@@ -40,8 +40,8 @@ _END_MARK, _LOCATOR_MARK, _LOCATOR_BYTES = b"PK\x05\x06", b"PK\x06\x07", 20
 class Bundle:
     """An open bundle, made by `opened`. grue does not check its signature."""
 
-    def __init__(self, path: Path, archive: zipfile.ZipFile, sha256: str, is_signed: bool) -> None:
-        self.path, self.sha256, self.is_signed, self._archive = path, sha256, is_signed, archive
+    def __init__(self, archive: zipfile.ZipFile, sha256: str, is_signed: bool) -> None:
+        self.sha256, self.is_signed, self._archive = sha256, is_signed, archive
         self._files = _checked(archive.infolist())
         if MANIFEST not in self._files:
             raise MCPConfigError(f"It has no {MANIFEST}.")
@@ -100,7 +100,7 @@ def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
             file.seek(max(0, file.seek(0, os.SEEK_END) - len(_SIGNATURE_END)))
             is_signed = file.read() == _SIGNATURE_END
             archive = stack.enter_context(zipfile.ZipFile(file))
-            bundle = Bundle(path, archive, found, is_signed)
+            bundle = Bundle(archive, found, is_signed)
         except OSError as error:
             raise MCPConfigError(f"Cannot read {path}: {error.strerror or error}.") from error
         except (zipfile.BadZipFile, ValueError, struct.error) as error:

@@ -322,10 +322,9 @@ class MCPConfig(BaseModel):
         path: str | os.PathLike[str],
         *,
         environ: Mapping[str, str] | None = None,
-        workspace_folder: Path | None = None,
         named: bool = False,
     ) -> Self:
-        """Load the servers of a JSON file; the default `workspace_folder` is the file's folder.
+        """Load the servers of a JSON file. Its folder is `${workspaceFolder}`, and relative paths begin there.
 
         `environ` has the variables for `${VAR}`, which are looked up when a server is used. `named`: the user
         has named the file, so the error about a missing file says to correct the name.
@@ -336,7 +335,7 @@ class MCPConfig(BaseModel):
         text = read_config_text(source, if_missing=missing_servers(source, named=named))
         scope = Scope(
             environ=os.environ if environ is None else environ,
-            workspace_folder=(workspace_folder or source.parent).absolute(),
+            workspace_folder=source.parent.absolute(),
             source=str(source),
         )
         if source.suffix in (".toml", ".yaml", ".yml"):
@@ -602,14 +601,14 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
         return value
 
     values = {key: at(key, getattr(config, key)) for key in _WITH_VARIABLES}
-    beside = Path(scope.source).parent if scope.source else scope.workspace_folder
     if config.command is not None and not values["command"].strip():
         raise MCPConfigError(f"MCP server {name!r}: command is empty after expansion.", path=scope.source)
     if config.envFile is not None:
-        values["envFile"] = str((beside / values["envFile"]).absolute())
+        values["envFile"] = str(scope.workspace_folder / values["envFile"])
     if config.cwd is not None:
         values["cwd"] = str(scope.workspace_folder / values["cwd"])
-    return config.model_copy(update={**values, "auth": expanded_auth(config.auth, at, beside)})
+    auth = expanded_auth(config.auth, at, scope.workspace_folder)
+    return config.model_copy(update={**values, "auth": auth})
 
 
 def _entry_problem(error: ErrorDetails) -> MCPConfigError.Problem:

@@ -325,10 +325,9 @@ def test_a_command_that_expands_to_nothing_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path, {"a": {"command": "${NOTHING:-}"}}).get_server_config()
 
 
-def test_the_workspace_folder_may_be_another_than_the_files(tmp_path: Path) -> None:
-    path = written(tmp_path, {"mcpServers": {"a": SERVER | {"cwd": "sub"}, "b": SERVER | {"cwd": "/abs"}}})
-    config = MCPConfig.from_file(path, workspace_folder=Path("/project"))
-    assert (config.server("a").cwd, config.server("b").cwd) == ("/project/sub", "/abs")
+def test_a_working_directory_is_relative_to_the_file(tmp_path: Path) -> None:
+    config = loaded(tmp_path, {"a": SERVER | {"cwd": "sub"}, "b": SERVER | {"cwd": "/abs"}})
+    assert (config.server("a").cwd, config.server("b").cwd) == (str(tmp_path / "sub"), "/abs")
 
 
 def test_a_server_reached_by_url_is_parsed_expanded_and_reached_by_it(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_an_env_file_is_found_beside_the_configuration_and_env_counts_over_it(tm
     entry = SERVER | {"envFile": "${STAGE:-dev}.env", "env": {"B": "entry"}}
     path = tmp_path / "conf" / "mcp_config.json"
     path.write_text(json.dumps({"mcpServers": {"a": entry}}))
-    config = MCPConfig.from_file(path, environ={}, workspace_folder=Path("/elsewhere"))
+    config = MCPConfig.from_file(path, environ={})
     server = to_tool_server("a", config.server("a"))
     assert isinstance(server, StdioServer)
     assert server.env == {"A": "file", "B": "entry"}
