@@ -236,9 +236,9 @@ def init(
     """Write a small agent program, its test and mcp_config.json. No existing file is changed.
 
     The program, agent.py, asks a model a question. The model may use the tools
-    of the MCP servers in mcp_config.json. It asks OpenRouter; or Ollama, if that
-    runs on this machine and no API key for OpenRouter is set. The test,
-    test_agent.py, needs no network and no API key.
+    of the MCP servers in mcp_config.json. The model is one of OpenRouter, or one
+    of Ollama if that runs on this machine and no API key for OpenRouter is set.
+    The test, test_agent.py, needs no network and no API key.
     """
     from grue.cli.init import start_project
 

@@ -324,7 +324,7 @@ class MCPConfig(BaseModel):
         environ: Mapping[str, str] | None = None,
         named: bool = False,
     ) -> Self:
-        """Load the servers of a JSON file. Its folder is `${workspaceFolder}`, and relative paths begin there.
+        """Load the servers of a JSON file. Its folder is `${workspaceFolder}`; relative paths begin there.
 
         `environ` has the variables for `${VAR}`, which are looked up when a server is used. `named`: the user
         has named the file, so the error about a missing file says to correct the name.
