@@ -47,7 +47,7 @@ class Task(Struct, frozen=True, kw_only=True):
     folder: Path
 
     def prepare(self) -> None:
-        """Import what `make` needs: the engine replaces a worker if `make` changes, say, signal handlers."""
+        """Import what `make` needs. Unlike `make`, this may change signal handlers, for example."""
         raise NotImplementedError
 
     def make(self) -> "Attempted":
@@ -86,14 +86,14 @@ class Attempted(Struct, frozen=True, kw_only=True):
 
 
 def run_attempt(job: Job) -> Attempted:
-    """Make an attempt, and record what the work returns or raises; raises `FleetError` for files, imports."""
+    """Make an attempt, and record what the work returns or raises; `FleetError` if that is impossible."""
     known = find_work(job.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
     # With `batch`, do not resume: the work would not repeat the requests that the stored replies answer.
     attempts = () if job.batch else reversed(folder.attempts())
     ends = ((path, folder.end_of(path)) for _, path in attempts if (path / TRACE).is_file())
-    # An attempt that a cancellation or the end of its process has cut off.
+    # The last attempt with a trace that a cancellation or the end of its process has cut off.
     interrupted = next((path for path, end in ends if end is None or end.kind == "died"), None)
     case = CaseFile(
         work=job.work,

@@ -239,7 +239,7 @@ class FleetBatches:
             each.files.close()
 
     def drop(self) -> None:
-        """Delete this run's folders `DIR/batches/MODEL` whose episodes all have results, after `close`."""
+        """Delete this run's `DIR/batches/MODEL` whose episodes all have results. Call `close` first."""
         fleet = FleetFolder(self._folder)
         for each in self._models.values():
             if all(_has_result(fleet.episode(id_)) for id_ in each.files.turns()):

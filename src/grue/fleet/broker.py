@@ -54,6 +54,7 @@ class ServerCap(Struct, frozen=True, kw_only=True):
 
     Raises:
         FleetError: `an_episode` is larger than `at_once`, or below 1.
+        MCPConfigError: A value has a wrong type.
     """
 
     at_once: int | None = None

@@ -195,14 +195,15 @@ class Comparison(Struct, frozen=True, kw_only=True):
     groups: int  # see `Options.cluster`
     verdict: Verdict  # by the interval, or without one by the sign test
     measures: list[Measure]  # the score first, then others that are known and not all 0
-    detectable: float  # the smallest true difference found with a chance of 80 %; NaN without an interval
+    detectable: float  # the smallest true difference found four times out of five; NaN without an interval
     target: float  # the margin, or the difference that was measured
     better: int  # groups in which B is better than A
     worse: int
     chance: float  # the p-value of the sign test on `better` and `worse`
     why: str = ""  # why there is no interval, as a sentence
-    more_cases: int | None = None  # needed to show `target`; `None`: unknown, or too many
-    more_episodes: int | None = None  # of the `more_cases`, on both sides together
+    # further cases that would show a difference of `target`; `None`: none are needed, or too many, or unknown
+    more_cases: int | None = None
+    more_episodes: int | None = None  # of these cases, on both sides together
     changes: list[CaseChange] = field(default_factory=list)  # all cases, by B minus A, the smallest first
     lower_is_better: bool = False
 
@@ -368,7 +369,7 @@ def compare_results(
     labels: tuple[str, str],
     left_out: tuple[int, int] = (0, 0),
 ) -> Comparison:
-    """Compare two sets of episodes. `left_out`: how many of earlier sweeps the caller has left out."""
+    """Compare two sets of episodes. `left_out`: how many episodes of earlier sweeps each set lacks."""
     score = options.score or _only_score((*first, *second))
     require_score((*first, *second), score)
     failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)

@@ -79,7 +79,7 @@ _Request: TypeAlias = tuple[m.RequestCompletion, dict[str, Any] | None]
 
 
 class Samples:
-    """The samples of an episode, in order; iterate only once. The iteration raises `TraceError`."""
+    """The samples of an episode, in order; iterate only once. The iteration may raise `TraceError`."""
 
     def __init__(self, trace: Path, origin: Origin) -> None:
         self.left_out = 0

@@ -35,7 +35,7 @@ Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
 
 @contextlib.contextmanager
 def shown_progress(watch: Watch | None, *, shown: bool) -> Iterator[Watch | None]:
-    """Yield `watch`; if `shown`, a function that calls it and draws a progress bar (terminal or notebook)."""
+    """Yield `watch`; if `shown`, a function that draws a progress bar and then calls `watch`, if given."""
     if not shown:
         yield watch
         return
@@ -58,11 +58,15 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
     Attributes:
         episode_timeout_s: Time limit of an episode. An episode that takes longer fails. `None`: no limit.
         keep: What stays on disk: `all`, the files of `failed` episodes, or `results` only.
+        servers: The cap on MCP server processes of each machine.
         batching: Send requests through the providers' batch APIs, which answer within a day and cost half;
-            `None`: send each request at once. `Batching.folder` is ignored: the waiting requests are in the
+            `None`: send each request by itself. `Batching.folder` is ignored: the waiting requests are in the
             fleet's folder.
         ray: Address of the Ray cluster, or `auto` for the cluster that runs on this machine; `None`: start a
-            cluster on this machine.
+            cluster on this machine. Only for the engine `ray`.
+
+    Raises:
+        MCPConfigError: A value has a wrong type, or the time limit is not above 0.
     """
 
     episode_timeout_s: float | None = None
@@ -96,9 +100,11 @@ class Fleet:
         engine: `local`: processes of this machine. `ray`: a Ray cluster whose machines see the same folder.
         budget: Limits on the cost of all requests to models together; `None`: no limit.
         rate: How fast requests may be sent; `None`: as fast as the endpoint takes them.
+        options: Further options; `None`: their defaults.
 
     Raises:
-        FleetError: A value is wrong.
+        FleetError: An argument is wrong.
+        MCPConfigError: No file can have the name of the directory.
     """
 
     def __init__(
@@ -186,7 +192,7 @@ class Fleet:
     def sweep(
         self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None, progress: bool = False
     ) -> Finished:
-        """Play the episodes of a sweep that have no result. Arguments and errors are as for `map`. Blocks."""
+        """Play the episodes of a sweep that have no result. Other arguments and errors: see `map`. Blocks."""
         refuse_to_start_again(imports_main=self._engine == "local")
         plan = self._plan(find_work(sweep.work), sweep.version, sweep.all_cases, whole=True)
         with shown_progress(watch, shown=progress) as seen:
@@ -196,7 +202,7 @@ class Fleet:
         """Return the episodes that are on disk, sorted by id. No episode is played.
 
         Another program may play episodes of the fleet meanwhile. A result's method `run(directory)` returns
-        the folder with the trace; `directory` is the fleet's folder.
+        the folder that holds the trace, if the trace was kept; `directory` is the fleet's folder.
 
         Raises:
             FleetError: The folder holds no fleet.
@@ -223,6 +229,7 @@ class Fleet:
         Raises:
             FleetError: The folder holds no fleet, no episode has the settings or the score, or no case is in
                 both sets. Or an episode has failed, and `lower_is_better` is given without `failed_as`.
+            MCPConfigError: An option has a wrong type.
             MissingDependencyError: `margin` is given for 15 or more cases, and numpy or scipy is missing.
         """
         cells = []

@@ -258,7 +258,8 @@ class FleetFolder:
         return None if ids is None else frozenset(ids)
 
     def write_named(self, ids: bytes) -> None:
-        """Put these ids at the end of `named.txt`, if possible; a copy of a folder loses times of changes."""
+        """Put these ids at the end of `named.txt`, if possible."""
+        # Readers use the order in this file, not the times of files, which a copy of the folder may not have.
         ours = dict.fromkeys(ids.hex("\n", -ID_LENGTH // 2).split())
         before = [each for each in self.named() if each not in ours]
         with contextlib.suppress(OSError):

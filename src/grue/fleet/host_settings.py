@@ -42,11 +42,11 @@ class HostCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProjectCase(HostCase, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The settings of hosts with a configuration in `pyproject.toml`; `with_endpoint` adds the two hashes."""
+    """The settings of hosts with a configuration in `pyproject.toml`."""
 
     mcp_config: str | None = None
-    project: str | None = None
-    tool_lock: str | None = None
+    project: str | None = None  # hash of grue's tables in `pyproject.toml`; set by `with_endpoint`
+    tool_lock: str | None = None  # hash of the tool lock's file; set by `with_endpoint`
 
 
 @contextmanager
@@ -61,9 +61,8 @@ def usable_case(done: str) -> Iterator[None]:
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the project's model and base URL, where missing, and hashes; raises `MCPConfigError`."""
-    # An episode with other tables `[tool.grue]` and `[tool.zorkgpt]`, or another tool lock, is another
-    # episode.
+    """Add the model, the base URL (unless `offline`) and hashes of files; raises `MCPConfigError`."""
+    # With other tables `[tool.grue]` and `[tool.zorkgpt]`, or another tool lock, a case is another episode.
     completed = dict(settings)
     config, digest = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
     if settings.get("offline"):
@@ -91,7 +90,8 @@ def require_usable(base_url: str | None) -> None:
 
 
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
-    """Return `llm` with another base URL and model, if given, but then without its key or fallback models."""
+    """Return `llm` with another base URL and model, if given. `llm`'s key is not sent to another URL."""
+    # The fallback models are left out too: they belong to the URL and the model of `llm`.
     if base_url is not None and base_url != llm.base_url:
         llm = replace(llm, base_url=base_url, api_key=None, then=())
     if model is not None and model != llm.model:
@@ -109,7 +109,7 @@ def continue_interrupted(episode: Episode) -> bool:
 
 
 def error_of_failed(episode: Episode, said: str) -> MCPError:
-    """Return the error of the last turn, so that its kind decides about another try; else `said`."""
+    """Return the failed last turn's error, whose kind decides about another try; else one with `said`."""
     end = last_failure(episode.trace)
     return MCPError(said) if end is None else error_for(end)
 

@@ -66,7 +66,7 @@ class RayBroker:
 
 
 class RayEngine:
-    """Makes attempts on a Ray cluster; raises `FleetError` if it is of no use, and an error without Ray."""
+    """Makes attempts on a Ray cluster. Raises `FleetError`, and `MissingDependencyError` without Ray."""
 
     # The machines see the fleet's folder at the same path. `workers` 0: as many as the cluster has cores.
     # `address` `auto`: the cluster that runs on this machine; `None`: start one here.

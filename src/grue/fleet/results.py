@@ -129,8 +129,9 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` in the latest sweep (if none, all), and how many others were left out.
 
-    If the fleet was last played by `Fleet.map`, which names no sweep, all episodes of that call's version of
-    the work count. Of cases that differ only in the content of a file that they name, only the newest counts.
+    If the fleet was last played by `Fleet.map`, which has no sweep, all episodes of that call's version of
+    the work count. Of episodes that differ only in the content of their case's files, the one that was last
+    part of a run counts.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
@@ -167,7 +168,7 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str], whose: str = "The episodes") -> None:
-    """Raise `FleetError` if one of `names` is no setting of the episodes, the error's subject `whose`."""
+    """Raise `FleetError` if one of `names` is no setting of the episodes. `whose`: its text's first words."""
     known = {name: None for each in found for name in (*each.planned, *each.settings)}
     for name in names:
         if known and name not in known:
@@ -178,7 +179,8 @@ def require_settings(found: Iterable[Result], names: Iterable[str], whose: str =
 
 
 def require_score(found: Iterable[Result], score: str) -> str:
-    """Raise `FleetError` if episodes have only other scores; return its text if `score` is the default."""
+    """Check that an episode has this score, or that none has any; return a warning, or raise `FleetError`."""
+    # Warn only if `score` is the default, which the user may not have chosen.
     known = {name: None for each in found for name in each.scores}
     if not known or score in known:
         return ""

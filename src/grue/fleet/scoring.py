@@ -1,8 +1,8 @@
 """Run scorers over the finished episodes of a fleet, on the engine that also plays episodes.
 
 The same command tries again what failed, timed out or was over budget. Episodes that are not finished, or
-whose trace was not kept, are counted. The cost is in a separate ledger, `DIR/scores/ledger.jsonl`, so that
-judging does not use up the budget of playing.
+whose trace was not kept, are only counted. The cost is in a ledger of its own, `DIR/scores/ledger.jsonl`, so
+that judging does not use up the budget of playing.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ _OUTSIDE: dict[str, Any] = {}  # the schemas that a schema may refer to by a URL
 
 
 class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A scorer, as the table `[scorer.NAME]` of a TOML file. Exactly one of the first four keys is given."""
+    """A scorer: a table `[scorer.NAME]` of a TOML file, with one of the first four keys."""
 
     function: str | None = None  # `module:function`; gets a `FinishedEpisode`
     regex: str | None = None  # 1 if found in the answer, else 0; `{name}` is the case's setting, escaped
@@ -325,14 +325,14 @@ class ScoreTally(Struct):
     """The counts of a run of scorers."""
 
     total: int = 0  # episodes that this run has to score
-    done: int = 0  # of these, have all scores now
+    done: int = 0  # of these, those that have all scores now
     before: int = 0  # had all scores before this run
     failed: int = 0  # a scorer failed or took too long
     unpaid: int = 0  # the budget has refused a request
     without_trace: int = 0  # finished, lack a score, and the trace was not kept
     unfinished: int = 0  # have no result
     spent: Amount = Amount()
-    troubles: list[str] = field(default_factory=list)  # the first few failures, with the episodes' ids
+    troubles: list[str] = field(default_factory=list)  # of the first few episodes that were not scored
 
 
 def score_fleet(
@@ -341,7 +341,7 @@ def score_fleet(
     """Run each scorer over the episodes without a mark (stored score) of its current version. Blocks.
 
     Ctrl-C raises `KeyboardInterrupt`; written marks stay. `again`: score episodes again that have a mark.
-    Raises `FleetError` if the folder or the workers cannot be used, or another run of scorers uses it.
+    Raises `FleetError` if the folder or the workers cannot be used, or other scorers run in this fleet.
     """
     place = FleetFolder(fleet.absolute() / SCORES)
     tally = ScoreTally()

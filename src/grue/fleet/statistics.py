@@ -187,7 +187,7 @@ def smallest_detectable(interval: Interval) -> float:
 
 
 def times_more(interval: Interval, difference: float) -> float:
-    """Return the factor of cases with which four of five comparisons find a true `difference`."""
+    """Return how many times as many cases are needed to find a true `difference` four times out of five."""
     if not difference:
         return math.inf
     return (smallest_detectable(interval) / abs(difference)) ** 2

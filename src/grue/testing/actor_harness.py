@@ -20,7 +20,8 @@ recorded messages, also for whole turns: `Runner(..., recorder=watch.recorder)`.
 
 `virtual_time` runs a test in an event loop with a virtual clock, which jumps to the next timer when all tasks
 wait. If there is none, the loop raises `Deadlock`, with the line at which each task waits. The loop refuses
-processes, sockets and pipes. The clock stands still while threads work, at most 30 s of real time.
+processes, sockets and pipes. The clock stands still while a thread works; if that takes 30 s of real time,
+the loop raises `Deadlock` too.
 """
 
 import asyncio
@@ -507,7 +508,7 @@ _MOST_CHARS = 100
 
 
 class TraceWatch:
-    """The messages of one or more turns, and assertions about them.
+    """Keeps recorded messages, and has assertions about them.
 
     Args:
         clock: Returns the time in seconds that the messages are recorded with; `None`: the system's clocks.
@@ -549,7 +550,6 @@ class TraceWatch:
             AssertionError: The message was recorded too rarely or too often.
             TypeError: `kind` is a Struct without such a field.
         """
-        # Raises `TypeError` for a field that the class `kind` does not have.
         found = self._found(kind, fields)
         if (times is None and not found) or (times is not None and len(found) != times):
             wanted = "at least once" if times is None else f"{times} times"
@@ -591,7 +591,6 @@ class TraceWatch:
         Raises:
             AssertionError: A message of `kind` has no such cause, or there is no message of `kind`.
         """
-        # Causes of causes count too.
         by_number = {each.seq: each for each in self.envelopes}
         found = [each for each in self.envelopes if isinstance(each.body, kind)]
         if not found:

@@ -88,12 +88,14 @@ def _flags() -> argparse.ArgumentParser:
     stop = "stop reading after this answer; not at `start`"
     add("--stop-reading-after", metavar="PHASE", choices=requests, help=stop)
     add("--stderr", metavar="TEXT", help="write this line to standard error at the start")
-    add("--flood-stderr", metavar="BYTES", type=int, default=0, help="write so much to it at the start")
+    flood = "write at least this much to standard error at the start"
+    add("--flood-stderr", metavar="BYTES", type=int, default=0, help=flood)
     add("--ignore-eof", action="store_true", help="keep running when standard input ends")
     add("--ignore-term", action="store_true", help="ignore SIGTERM")
     grandchild = "start a process that holds standard output for ten minutes"
     add("--grandchild", action="store_true", help=grandchild)
-    add("--runaway", metavar="SECONDS", type=float, help="the same in a session of its own, for that long")
+    runaway = "start such a process for this long, in a session of its own"
+    add("--runaway", metavar="SECONDS", type=float, help=runaway)
     daemon = "start a process by a double fork and setsid, without pipes, that lives for ten minutes"
     add("--daemon", metavar="PID_FILE", nargs="?", const="", help=daemon)
     add("--bare", action="store_true", help="start the daemon with an empty environment")

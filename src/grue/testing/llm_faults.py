@@ -4,8 +4,8 @@
 script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take lamp")]
 ```
 
-Each fault works with whole replies and with streams, in every format, except `error_in_stream` and
-`garbage_in_stream`, which change only streams.
+A fault that changes a given reply works with whole replies and with streams, in every format. Only
+`error_in_stream` and `garbage_in_stream` leave a whole reply as it is.
 """
 
 from collections.abc import Mapping

@@ -33,7 +33,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
         pace: How slowly to send the body; `None`: without pauses.
         amid: What to send in the middle of a stream: bytes, or `error` for an error event that ends the
             stream. `after` is then the fraction of the events before it, by default half.
-        gzip: How many times over the body, or each event of a stream, is compressed; 0: not at all.
+        gzip: How many times the body, or each event of a stream, is compressed; 0: not at all.
         events: The events of a stream, sent instead of the body. The server sets them.
     """
 

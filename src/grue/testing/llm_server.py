@@ -193,6 +193,7 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         headers: The headers, with their names in lower case.
         body: The parsed body and fields from the path; empty if the body is not a JSON object.
         refused: Why the server refused the request; `None`: it did not, or only for its length or its path.
+        dialect: The format of the request, by the path; `chat` for an unknown path.
         chat: The body translated to chat completions; empty if the body is malformed or a header is missing.
     """
 
@@ -268,8 +269,8 @@ class ScriptedLlmServer:
     It takes batches of such requests too (`grue.testing.providers.batches`).
 
     Args:
-        script: Replies in order, or a function from request to reply, which several threads may call at once.
-            A text is short for `text_reply`.
+        script: Replies in order, or a function from request to reply, which several threads may call at the
+            same time. A text is short for `text_reply`.
         rules: The rules by which it refuses requests; default: `ProviderRules()`.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted`.
@@ -286,6 +287,10 @@ class ScriptedLlmServer:
         batches: The batches of this endpoint; `batches.faults` makes them fail.
         accepted: Number of connections so far.
         overflows: Number of requests that were too long for the window. They do not use up a reply.
+
+    Raises:
+        TypeError: An item of the script is neither a reply nor a text.
+        OSError: The port is not available.
     """
 
     def __init__(

@@ -69,8 +69,6 @@ class ScriptedBatches:
 
     # `asked` counts the calls of `ask` by the request's id; `made` has the ids of each batch's requests.
 
-    # `asked` counts the calls of `ask` by the request's id; `made` has the ids of each batch's requests.
-
     def __init__(self, ask: Ask) -> None:
         self.faults = BatchFaults()
         self.asked: Counter[str] = Counter()

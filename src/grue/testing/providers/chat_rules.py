@@ -239,7 +239,9 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
         cache_markers: How many content parts may have `cache_control`; 0: the field is refused as unknown.
         tools_with_history: A request with tool results in its history must have `tools`.
         max_description_chars: Longest description of a tool; `None`: no limit.
-        echo_reasoning: A chat request must repeat the reasoning with its tool calls, as in other formats.
+        echo_reasoning: A chat completions request must repeat the reasoning that came with its tool calls.
+            (In the other formats, a request must do so in any case.)
+        developer_role: Messages may have the role `developer`.
         known_fields_only: Top-level fields that are not in a fixed list are refused.
         max_image_base64: Longest base64 text of an image, in characters.
     """

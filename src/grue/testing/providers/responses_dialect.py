@@ -247,7 +247,8 @@ def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
             return item, []
 
 
-# By the type of a part: its events, those of its text, its index, the field of its text, and more.
+# By the type of a part: the beginning of the names of its events and of its text's events, the event field for
+# the part's number, the part's field for its text, and further fields of the events.
 _PART_EVENTS: dict[str, tuple[str, str, str, str, Json]] = {
     "output_text": ("content_part", "output_text", "content_index", "text", {"logprobs": []}),
     "refusal": ("content_part", "refusal", "content_index", "refusal", {}),
@@ -399,7 +400,6 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
     """Yield an error for each reasoning item that was changed, left out before its call, or comes last."""
-    # With `kept`, the endpoint stores its replies, so a request may leave out an item's encrypted content.
     # With `kept`, the endpoint stores its replies, so a request may leave out an item's encrypted content.
     sent = {item["id"]: item for group in owed.values() for item in group}
     run: list[str] = []
