@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -35,7 +34,6 @@ from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.runtime.files import LineFile, read_regular
-from grue.runtime.loops.interrupts import Interruptible, WorkInterrupted
 from grue.runtime.loops.sync_edge import loop_is_running
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
 from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
@@ -211,13 +209,13 @@ class FleetBatches:
         if not self._waiting:
             return []
         for each in self._models.values():
-            each.begin_poll_if_due(self._runner.get_loop(), self._poll_ended, send=send)
-        asking = [each for each in self._models.values() if each.poll is not None]
-        if not asking and not send:
+            each.begin_poll_if_due(self._runner.get_loop(), send=send)
+        polls = self._polls()
+        if not polls and not send:
             return []
-        if asking:
-            self._run_a_moment()
-        for each in asking:
+        if polls:
+            self._run_a_moment(polls)
+        for each in self._models.values():
             each.end_poll()
         self._take_in()
         ready = [name for name, (_, keys) in self._waiting.items() if not keys]
@@ -227,13 +225,14 @@ class FleetBatches:
 
     def close(self) -> None:
         """Cancel the polls, and unlock the folders, so that another process can use them."""
-        polls = [each.poll for each in self._models.values() if each.poll is not None]
-        for each in self._models.values():
-            each.work.interrupt()  # a poll ends when its event loop runs again
-        while not all(poll.done() for poll in polls):
-            self._run_a_moment()
-        for poll in polls:
-            poll.exception()  # otherwise asyncio logs that the exception was never retrieved
+        polls = self._polls()
+
+        async def end() -> None:
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+
+        self._where_no_loop_runs(lambda: self._runner.run(end()))
         self._where_no_loop_runs(self._runner.close)
         for each in self._models.values():
             each.files.close()
@@ -245,12 +244,12 @@ class FleetBatches:
             if all(_has_result(fleet.episode(id_)) for id_ in each.files.turns()):
                 shutil.rmtree(each.files.path, ignore_errors=True)
 
-    def _run_a_moment(self) -> None:
-        """Run the event loop for `_LOOK_S`, which continues the polls; `_poll_ended` may stop it earlier."""
-        loop = self._runner.get_loop()
-        timer = loop.call_later(_LOOK_S, loop.stop)
-        self._where_no_loop_runs(loop.run_forever)
-        timer.cancel()
+    def _polls(self) -> list[asyncio.Task[list[str]]]:
+        return [each.poll for each in self._models.values() if each.poll is not None]
+
+    def _run_a_moment(self, polls: list[asyncio.Task[list[str]]]) -> None:
+        """Run the event loop, which continues the polls, until all have ended, but at most for `_LOOK_S`."""
+        self._where_no_loop_runs(lambda: self._runner.run(asyncio.wait(polls, timeout=_LOOK_S)))
 
     def _where_no_loop_runs(self, call: Callable[[], object]) -> None:
         """Make a call that runs the event loop: in another thread if a loop runs here, as in a notebook."""
@@ -259,13 +258,6 @@ class FleetBatches:
             return
         with ThreadPoolExecutor(1) as thread:
             thread.submit(call).result()
-
-    def _poll_ended(self, poll: asyncio.Task[list[str]]) -> None:
-        # Stop the loop if this poll has news or no other poll is under way. If each poll stopped the loop, a
-        # poll that is due often and ends at once would leave the other polls no time.
-        told = poll.cancelled() or poll.exception() or poll.result()
-        if told or all(each.poll is None or each.poll.done() for each in self._models.values()):
-            self._runner.get_loop().stop()
 
     def _take_in(self) -> None:
         """Write each reply that has arrived into the folder of its episode."""
@@ -304,17 +296,12 @@ class _Model:
         self.poll: asyncio.Task[list[str]] | None = None
         self._endpoint = endpoint
         self._batching = batching
-        self.work = Interruptible()
         self._look_at = 0.0
         self._delay_s = batching.first_look_s
 
-    def begin_poll_if_due(
-        self, loop: asyncio.AbstractEventLoop, ended: Callable[[asyncio.Task[list[str]]], None], *, send: bool
-    ) -> None:
+    def begin_poll_if_due(self, loop: asyncio.AbstractEventLoop, *, send: bool) -> None:
         if self.poll is None and time.monotonic() >= self._look_at:
-            self.work = Interruptible()
-            self.poll = loop.create_task(self._until_cancelled(send))
-            self.poll.add_done_callback(ended)
+            self.poll = loop.create_task(self._send_and_look(send))
 
     def end_poll(self) -> None:
         """If the poll has ended, set the time of the next one; raises what the poll has raised."""
@@ -324,12 +311,6 @@ class _Model:
         self._delay_s = self._batching.first_look_s if poll.result() else self._delay_s * 1.5
         self._delay_s = min(self._delay_s, self._batching.look_every_s)
         self._look_at = time.monotonic() + self._delay_s
-
-    async def _until_cancelled(self, send: bool) -> list[str]:
-        try:
-            return await self.work.run(partial(self._send_and_look, send))
-        except WorkInterrupted:
-            return []
 
     async def _send_and_look(self, send: bool) -> list[str]:
         async with self._endpoint:

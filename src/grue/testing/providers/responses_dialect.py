@@ -247,8 +247,8 @@ def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
             return item, []
 
 
-# By the type of a part: the beginning of the names of its events and of its text's events, the event field for
-# the part's number, the part's field for its text, and further fields of the events.
+# By the type of a part: the beginnings of the names of its events and of its text's events, the event field
+# for the part's number, the part's field for its text, and further fields of the events.
 _PART_EVENTS: dict[str, tuple[str, str, str, str, Json]] = {
     "output_text": ("content_part", "output_text", "content_index", "text", {"logprobs": []}),
     "refusal": ("content_part", "refusal", "content_index", "refusal", {}),
