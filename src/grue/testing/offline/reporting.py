@@ -19,6 +19,7 @@ _REPORT: Final = "report.md"
 _CANNOT: Final = (
     "I am a script that stands in for a model. I can only write the weekly report of the example."
 )
+_HOURS: Final = re.compile(r"\d+(?:\.\d+)?")
 _WHERE, _READ_ALL, _THINK = "list_allowed_directories", "read_multiple_files", "think"
 
 
@@ -115,11 +116,8 @@ def _rows(results: _Results) -> list[_Row]:
     texts = [results.output("read_file", path) or "" for path in _notes(results)]
     texts.append(results.output("mcp_call", _READ_ALL) or "")
     lines = (line for text in texts for line in csv.reader(io.StringIO(text)))
-    return [_Row(line[1], float(line[2]), line[3]) for line in lines if len(line) == 4 and _is_hours(line[2])]
-
-
-def _is_hours(text: str) -> bool:
-    return re.fullmatch(r"\d+(?:\.\d+)?", text) is not None
+    whole = (line for line in lines if len(line) == 4 and _HOURS.fullmatch(line[2]))
+    return [_Row(line[1], float(line[2]), line[3]) for line in whole]
 
 
 def _sums(rows: Iterable[_Row]) -> dict[str, float]:

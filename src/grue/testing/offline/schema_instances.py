@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final, TypeGuard, TypeVar
+from typing import Final, TypeVar
 
 from grue import messages as m
 from grue.protocol.tools.json_schema import check_of
@@ -176,10 +176,6 @@ def _is_accepted(value: object, schema: m.JsonObject) -> bool:
         return False
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _first_accepted(values: Iterable[object], schema: m.JsonObject) -> object:
     for value in values:
         if _is_accepted(value, schema):
@@ -196,7 +192,10 @@ def _kind_of(schema: m.JsonObject) -> str:
 
 
 def _limits(schema: m.JsonObject) -> dict[str, float]:
-    return {name: limit for name in _LIMITS if _is_number(limit := schema.get(name))}
+    found = ((name, schema.get(name)) for name in _LIMITS)
+    return {
+        name: each for name, each in found if isinstance(each, int | float) and not isinstance(each, bool)
+    }
 
 
 def _size(schema: m.JsonObject, name: str, default: int) -> int:

@@ -54,6 +54,7 @@ class _Batch(Struct, kw_only=True):
     id: str
     created: float
     requests: list[tuple[str, str, Json]]
+    anthropic: bool = False
     metadata: Json = field(default_factory=dict)
     file: str = ""
     endpoint: str = ""
@@ -118,9 +119,9 @@ class ScriptedBatches:
             case "POST", "batches", []:
                 return self._make_of_list(raw) if anthropic else self._make_of_file(raw)
             case "GET", "batches", []:
-                return self._list(query, headers, anthropic=anthropic)
+                return self._list(query, headers)
             case "GET", "batches", [id_]:
-                return self._look(id_, headers, anthropic=anthropic)
+                return self._look(id_, headers)
             case "GET", "batches", [id_, "results"] if anthropic and id_ in self._batches:
                 return self._lines(f"{id_}-results", self._batches[id_].good)
         return error_reply(404, f"Unknown request URL: {method} {place}.")
@@ -183,7 +184,7 @@ class ScriptedBatches:
             return _anthropic_error(413, "Request exceeds the maximum size")
         if any(body.get("stream") for _, _, body in requests):
             return _anthropic_error(400, "requests: stream is not supported in batches")
-        return json_reply(_shown_anthropic(self._new(requests)))
+        return json_reply(_shown(self._new(requests, anthropic=True)))
 
     # --- What the two providers have in common
 
@@ -194,31 +195,30 @@ class ScriptedBatches:
         self.made[id_] = [item for item, _, _ in requests]
         return batch
 
-    def _list(self, query: Mapping[str, str], headers: Mapping[str, str], *, anthropic: bool) -> LlmReply:
+    def _list(self, query: Mapping[str, str], headers: Mapping[str, str]) -> LlmReply:
         newest = [*reversed(self._batches.values())]
-        after = query.get("after_id" if anthropic else "after", "")
+        after = query.get("after_id") or query.get("after")
         names = [batch.id for batch in newest]
         start = names.index(after) + 1 if after in names else 0
         limit = min(100, int(query.get("limit", 20)))
-        page, show = newest[start : start + limit], _shown_anthropic if anthropic else _shown
+        page = newest[start : start + limit]
         for each in page:
-            self._go_on(each, headers, anthropic=anthropic)
+            self._go_on(each, headers)
         more = start + limit < len(newest)
-        return json_reply({"object": "list", "data": [show(each) for each in page], "has_more": more})
+        return json_reply({"object": "list", "data": [_shown(each) for each in page], "has_more": more})
 
-    def _look(self, id_: str, headers: Mapping[str, str], *, anthropic: bool) -> LlmReply:
+    def _look(self, id_: str, headers: Mapping[str, str]) -> LlmReply:
         batch = self._batches.get(id_)
         if batch is None:
             return error_reply(404, f"No batch with id {id_}")
-        self._go_on(batch, headers, anthropic=anthropic)
-        return json_reply((_shown_anthropic if anthropic else _shown)(batch))
+        self._go_on(batch, headers)
+        return json_reply(_shown(batch))
 
-    def _go_on(self, batch: _Batch, headers: Mapping[str, str], *, anthropic: bool) -> None:
+    def _go_on(self, batch: _Batch, headers: Mapping[str, str]) -> None:
         batch.looks += 1
-        if batch.state == "running" and batch.looks > self.faults.looks:
-            self._answer(batch, headers, anthropic=anthropic)
-
-    def _answer(self, batch: _Batch, headers: Mapping[str, str], *, anthropic: bool) -> None:
+        if batch.state != "running" or batch.looks <= self.faults.looks:
+            return
+        anthropic = batch.anthropic
         batch.state = "completed" if anthropic and self.faults.ends == "failed" else self.faults.ends
         if batch.state == "failed":
             batch.why = self.faults.why
@@ -275,6 +275,8 @@ def _read_file(content: bytes, endpoint: str) -> tuple[list[tuple[str, str, Json
 
 
 def _shown(batch: _Batch) -> Json:
+    if batch.anthropic:
+        return _shown_anthropic(batch)
     ended = batch.state not in ("running", "failed")
     errors = (
         {"object": "list", "data": [{"code": "invalid_file", "message": batch.why}]} if batch.why else None
