@@ -145,6 +145,7 @@ def test_a_fleet_that_was_stopped_goes_on_with_what_waits(tmp_path: Path) -> Non
                 (tmp_path / "fleet" / "stop").touch()
 
         llm.batches.faults.in_place = stumble
+        llm.batches.faults.looks = 1  # or the replies come with the stop, and some episodes go on before it
         stopped = run(llm, tmp_path)
         assert (stopped.reason, stopped.tally.waiting) == ("stopped", 3)
         llm.batches.faults.in_place = lambda method, path, times: None
