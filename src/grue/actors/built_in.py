@@ -34,21 +34,15 @@ class BuiltInTools(Actor[m.SessionCommand]):
         """Answer the calls of a batch, one after the other. A cancellation abandons the current call."""
         batch = envelope.body
         assert isinstance(batch, m.CallTools), "it has no session to open or close"
-        state, commands = calls.begin_batch(batch)
-        while commands:
-            settlement: m.Settlement | None = None
-            for command in commands:
-                match command:
-                    case calls.MakeCall(called):
-                        self._note(called, sender=self.name, cause=envelope.seq)
-                        settlement = await self._call(called, batch.timeout_s)
-                    case calls.ReadChangedTools():
-                        pass  # The tools of this server never change.
-                    case settled:
-                        await self._agent.send(settled, sender=self.name, cause=envelope.seq)
-            if settlement is None:
-                return
-            state, commands = calls.batch_step(state, settlement)
+        for step in calls.steps_of(batch):
+            match step:
+                case calls.MakeCall(called):
+                    self._note(called, sender=self.name, cause=envelope.seq)
+                    step.settlement = await self._call(called, batch.timeout_s)
+                case calls.ReadChangedTools():
+                    pass  # The tools of this server never change.
+                case settled:
+                    await self._agent.send(settled, sender=self.name, cause=envelope.seq)
 
     async def _call(self, call: m.ToolCalled, timeout_s: float) -> m.Settlement:
         started, answer = anyio.current_time(), self._answers.get(call.tool)

@@ -105,38 +105,29 @@ class Asking:
                         return replace(reply, usage=reply.usage + self._lost)
                     case attempts.Finish(outcome):
                         return outcome
-                    case _:
-                        self._carry_out(command)
+                    case attempts.AdaptProfile(fault):
+                        self._adapt(fault)
+                    case attempts.DropAttachments():
+                        self._drop_attachments()
+                    case attempts.ShowAgain(reply):
+                        self._show_again(reply)
+                    case m.ReplyCut():
+                        self._cut = command.usage
+                        self.say(command)
+                    case note:
+                        self.say(note)
 
-    def _carry_out(
-        self,
-        command: attempts.AdaptProfile
-        | attempts.DropAttachments
-        | attempts.ShowAgain
-        | m.CompletionRetried
-        | m.ReplyCut
-        | m.TextDelta,
-    ) -> None:
-        match command:
-            case attempts.AdaptProfile(fault):
-                self._adapt(fault)
-            case attempts.DropAttachments():
-                rewritten = self._conversation.drop_attachments()
-                if rewritten is not None:
-                    self.say(
-                        m.HistoryRewritten(
-                            conversation=self._command.conversation, rewrite=rewritten, reason=REFUSED_MEDIA
-                        )
-                    )
-            case attempts.ShowAgain(reply):
-                self._thoughts = ThoughtSplitter()
-                for delta in (Delta(reply.reasoning or "", "reasoning"), Delta(reply.content or "")):
-                    if delta.text:
-                        self._show(delta)
-            case note:
-                if isinstance(note, m.ReplyCut):
-                    self._cut = note.usage
-                self.say(note)
+    def _drop_attachments(self) -> None:
+        rewritten = self._conversation.drop_attachments()
+        if rewritten is not None:
+            conversation = self._command.conversation
+            self.say(m.HistoryRewritten(conversation=conversation, rewrite=rewritten, reason=REFUSED_MEDIA))
+
+    def _show_again(self, reply: Reply) -> None:
+        self._thoughts = ThoughtSplitter()
+        for delta in (Delta(reply.reasoning or "", "reasoning"), Delta(reply.content or "")):
+            if delta.text:
+                self._show(delta)
 
     def _adapt(self, fault: Fault) -> None:
         before, prompt = self._conversation.profile, self._conversation.prompt

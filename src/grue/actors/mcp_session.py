@@ -213,27 +213,21 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._serve_batch(connection, batch, cause)
 
     async def _serve_batch(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        state, commands = calls.begin_batch(batch, connected=connection is not None)
-        while commands:
-            settlement: m.Settlement | None = None
-            for command in commands:
-                match command:
-                    case calls.MakeCall(called, call) if not self._is_as_decided(call):
-                        settlement = calls.not_as_decided(called)
-                    case calls.MakeCall(called):
-                        assert connection is not None, "without a server, no call is made"
-                        settlement = await self._refused(connection, called)
-                        if settlement is None:
-                            noted = self._note(called, sender=self.name, cause=cause)
-                            settlement = await self._call(connection, batch, called, noted.seq)
-                    case calls.ReadChangedTools():
-                        assert connection is not None, "without a server, no call is made"
-                        await self._report_changed_tools(connection, batch, cause)
-                    case settled:
-                        await self._report(settled, cause)
-            if settlement is None:
-                return
-            state, commands = calls.batch_step(state, settlement)
+        for step in calls.steps_of(batch, connected=connection is not None):
+            match step:
+                case calls.MakeCall(called, call) if not self._is_as_decided(call):
+                    step.settlement = calls.not_as_decided(called)
+                case calls.MakeCall(called):
+                    assert connection is not None, "without a server, no call is made"
+                    step.settlement = await self._refused(connection, called)
+                    if step.settlement is None:
+                        noted = self._note(called, sender=self.name, cause=cause)
+                        step.settlement = await self._call(connection, batch, called, noted.seq)
+                case calls.ReadChangedTools():
+                    assert connection is not None, "without a server, no call is made"
+                    await self._report_changed_tools(connection, batch, cause)
+                case settled:
+                    await self._report(settled, cause)
 
     async def _report_changed_tools(self, connection: ToolConnection, batch: m.CallTools, cause: int) -> None:
         tools = await connection.refresh_tools(self._within(batch.timeout_s))

@@ -474,23 +474,17 @@ class _Session:
                 raise _Diverged(self._turn.unexpected(recorded, reason, after=cause))
 
     def _call(self, batch: m.CallTools, cause: EpisodeEnvelope) -> None:
-        state, commands = calls.begin_batch(batch, connected=self._connected)
-        while commands:
-            settled: m.Settlement | None = None
-            for command in commands:
-                match command:
-                    case calls.MakeCall(called):
-                        settled = self._refused(called)
-                        if settled is None:
-                            self._expect(called, cause)
-                            settled = self._settlement(called, cause)
-                    case calls.ReadChangedTools():
-                        pass  # a replay asks no server for its tools
-                    case settlement:
-                        self._expect(settlement, cause)
-            if settled is None:
-                return  # the batch has ended, or the session was cancelled
-            state, commands = calls.batch_step(state, settled)
+        for order in calls.steps_of(batch, connected=self._connected):
+            match order:
+                case calls.MakeCall(called):
+                    order.settlement = self._refused(called)
+                    if order.settlement is None:
+                        self._expect(called, cause)
+                        order.settlement = self._settlement(called, cause)
+                case calls.ReadChangedTools():
+                    pass  # a replay asks no server for its tools
+                case settlement:
+                    self._expect(settlement, cause)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
         """Return the recorded `ToolSkipped` if the session refused to send this call, otherwise `None`."""

@@ -1,6 +1,6 @@
 """The tool calls of a reply: how they form batches, which calls of a batch are made, how each call ends.
 
-`begin_batch` and `batch_step` are the state machine of one batch within its session. The rules:
+`steps_of` says what a session does for a batch, step by step. The rules:
 
 - Calls are made one at a time, because a server may handle concurrent requests in any order.
 - After a timeout the rest of the batch is skipped, because the server may still be at work on the call,
@@ -9,7 +9,7 @@
   longer knows the task, the answer to the call says that the call may have taken effect.
 - A call that is refused before it is sent, for instance because its arguments do not match the tool's schema,
   or because the tool has changed since the call was allowed, is settled as skipped, and the batch goes on.
-- Every call gets exactly one settlement; a later one, such as an answer after a timeout, is ignored.
+- Every call gets exactly one settlement.
 - If the server's tools have changed, they are listed again before the next call, and before the settlement of
   a batch's last call is reported: after that the turn may ask the model again, with the new tools.
 
@@ -18,7 +18,7 @@ Source: R5.2, R5.3, R5.4, R6.3, R6.4, R8.3, P17, P24, P44
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias, assert_never
 
 import msgspec
@@ -301,89 +301,56 @@ def _note_on(item: m.ToolCallRecord) -> str:
     return f"The user changed the arguments of this call to {written}"
 
 
-class Calling(Struct, frozen=True):
-    """Waits for the settlement of the call at `position` in `batch.calls`."""
-
-    batch: m.CallTools
-    position: int
-
-
-BatchState: TypeAlias = Calling | None  # `None`: no batch is under way
-
-
 class ReadChangedTools(Struct, frozen=True):
     """Report the server's tools if they have changed since they were last listed."""
 
 
-class MakeCall(Struct, frozen=True):
-    """Record `called` and make the call, unless it is refused before; the next event is its settlement."""
+class MakeCall(Struct):
+    """Record `called` and make the call, unless it is refused before. Then set `settlement`."""
 
     called: m.ToolCalled
     call: m.ServerCall
+    settlement: m.Settlement | None = None
 
 
-BatchCommand: TypeAlias = ReadChangedTools | MakeCall | m.Settlement
-"""A settlement is to be reported to the agent."""
+def steps_of(
+    batch: m.CallTools, *, connected: bool = True
+) -> Iterator[ReadChangedTools | MakeCall | m.Settlement]:
+    """Yield what to do for a batch, in order; a settlement is to be reported to the agent.
 
-BatchTransition: TypeAlias = tuple[BatchState, tuple[BatchCommand, ...]]
-
-
-def begin_batch(batch: m.CallTools, *, connected: bool = True) -> BatchTransition:
-    """Return a batch's first state and commands. Unless `connected` to the server, all calls are skipped."""
-    if connected:
-        return _next_call(batch, 0)
-    return None, _skipped(batch, 0, tool_results.SKIPPED_AFTER_DEATH)
-
-
-def batch_step(state: BatchState, event: m.Settlement) -> BatchTransition:
-    """Return the next state, and the commands to carry out, in order. Only the last can be a `MakeCall`.
-
-    If `event` is a `ToolSkipped`, the call was refused before it was sent.
+    Unless `connected` to the server, all calls are skipped. If a `MakeCall` gets no `settlement`, it was the
+    last step.
     """
-    if isinstance(state, Calling):
-        batch, position = state.batch, state.position
-        if (event.batch, event.call_id) == (batch.batch, batch.calls[position].call_id):
-            return _settled(batch, position, event)
-    return state, ()
-
-
-def _settled(batch: m.CallTools, position: int, event: m.Settlement) -> BatchTransition:
-    following = position + 1
-    if following == len(batch.calls):
-        return None, (ReadChangedTools(), event)
-    if isinstance(event, m.ServerDied):
-        return None, (event, *_skipped(batch, following, tool_results.SKIPPED_AFTER_DEATH))
-    if isinstance(event, m.ToolTimedOut) and batch.after_timeout == "skip":
-        return None, (event, *_skipped(batch, following, tool_results.SKIPPED_AFTER_TIMEOUT))
-    return _next_call(batch, following, event)
-
-
-def _next_call(batch: m.CallTools, position: int, *before: m.Settlement) -> BatchTransition:
-    call = batch.calls[position]
-    called = m.ToolCalled(
-        server=batch.server,
-        batch=batch.batch,
-        call_id=call.call_id,
-        tool=call.tool,
-        arguments=call.arguments,
-        task=call.task,
-    )
-    return Calling(batch, position), (*before, ReadChangedTools(), MakeCall(called, call))
+    skip_because = "" if connected else tool_results.SKIPPED_AFTER_DEATH
+    for call in batch.calls:
+        if skip_because:
+            reason = skip_because if call.task is None else tool_results.INTERRUPTED
+            yield m.ToolSkipped(batch=batch.batch, call_id=call.call_id, reason=reason)
+            continue
+        yield ReadChangedTools()
+        called = m.ToolCalled(
+            server=batch.server,
+            batch=batch.batch,
+            call_id=call.call_id,
+            tool=call.tool,
+            arguments=call.arguments,
+            task=call.task,
+        )
+        yield (make := MakeCall(called, call))
+        if make.settlement is None:
+            return
+        if call is batch.calls[-1]:
+            yield ReadChangedTools()
+        yield make.settlement
+        match make.settlement:
+            case m.ServerDied():
+                skip_because = tool_results.SKIPPED_AFTER_DEATH
+            case m.ToolTimedOut() if batch.after_timeout == "skip":
+                skip_because = tool_results.SKIPPED_AFTER_TIMEOUT
 
 
 def not_as_decided(called: m.ToolCalled) -> m.ToolSkipped:
     """Return the settlement of a call whose tool has changed since the policy or a person allowed it."""
     return m.ToolSkipped(
         batch=called.batch, call_id=called.call_id, reason=tool_results.NOT_AS_DECIDED, refused=True
-    )
-
-
-def _skipped(batch: m.CallTools, start: int, reason: str) -> tuple[m.ToolSkipped, ...]:
-    return tuple(
-        m.ToolSkipped(
-            batch=batch.batch,
-            call_id=call.call_id,
-            reason=reason if call.task is None else tool_results.INTERRUPTED,
-        )
-        for call in batch.calls[start:]
     )

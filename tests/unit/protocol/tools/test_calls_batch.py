@@ -20,16 +20,7 @@ from grue.messages import (
     ToolTask,
     ToolTimedOut,
 )
-from grue.protocol.tools.calls import (
-    BatchCommand,
-    BatchState,
-    Calling,
-    MakeCall,
-    ReadChangedTools,
-    batch_step,
-    begin_batch,
-    not_as_decided,
-)
+from grue.protocol.tools.calls import MakeCall, ReadChangedTools, not_as_decided, steps_of
 from grue.protocol.tools.results import INTERRUPTED, SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
 
 
@@ -69,81 +60,77 @@ def skipped(number: int, reason: str) -> ToolSkipped:
     return ToolSkipped(batch=1, call_id=f"c{number}", reason=reason)
 
 
+def after(batch: CallTools, position: int, event: Settlement | None) -> list[Any]:
+    """Return the steps after `event` has settled the call at `position`, up to the next call."""
+    steps = steps_of(batch)
+    for number, make in enumerate(step for step in steps if isinstance(step, MakeCall)):
+        make.settlement = returned(number) if number < position else event
+        if number == position:
+            break
+    found: list[Any] = []
+    for step in steps:
+        found.append(step)
+        if isinstance(step, MakeCall):
+            break
+    return found
+
+
 READ = ReadChangedTools()
 TWO, PATIENT = batch_of(2), batch_of(2, "continue")
-ROWS: list[tuple[BatchState, Settlement, BatchState, tuple[BatchCommand, ...]]] = [
-    (Calling(TWO, 0), returned(0), Calling(TWO, 1), (returned(0), READ, made(1))),
-    (Calling(TWO, 1), returned(1), None, (READ, returned(1))),
-    (
-        Calling(TWO, 0),
-        timed_out(0),
-        None,
-        (timed_out(0), skipped(1, SKIPPED_AFTER_TIMEOUT)),
-    ),
-    (Calling(PATIENT, 0), timed_out(0), Calling(PATIENT, 1), (timed_out(0), READ, made(1))),
-    (Calling(TWO, 1), timed_out(1), None, (READ, timed_out(1))),
-    *(
-        (Calling(batch, 0), died(0), None, (died(0), skipped(1, SKIPPED_AFTER_DEATH)))
-        for batch in (TWO, PATIENT)
-    ),
-    (Calling(TWO, 0), unsent(0), Calling(TWO, 1), (unsent(0), READ, made(1))),
-    (Calling(TWO, 1), unsent(1), None, (READ, unsent(1))),
+ROWS: list[tuple[CallTools, int, Settlement, list[Any]]] = [
+    (TWO, 0, returned(0), [returned(0), READ, made(1)]),
+    (TWO, 1, returned(1), [READ, returned(1)]),
+    (TWO, 0, timed_out(0), [timed_out(0), skipped(1, SKIPPED_AFTER_TIMEOUT)]),
+    (PATIENT, 0, timed_out(0), [timed_out(0), READ, made(1)]),
+    (TWO, 1, timed_out(1), [READ, timed_out(1)]),
+    *((batch, 0, died(0), [died(0), skipped(1, SKIPPED_AFTER_DEATH)]) for batch in (TWO, PATIENT)),
+    (TWO, 1, died(1), [READ, died(1)]),
+    (TWO, 0, unsent(0), [unsent(0), READ, made(1)]),
+    (TWO, 1, unsent(1), [READ, unsent(1)]),
     # The tool is not as it was when the call was decided on: the next call has nothing to do with that.
-    (Calling(TWO, 0), outdated(0), Calling(TWO, 1), (outdated(0), READ, made(1))),
-    (Calling(TWO, 1), outdated(1), None, (READ, outdated(1))),
-    # Late answers.
-    (Calling(TWO, 1), returned(0), Calling(TWO, 1), ()),
-    (Calling(TWO, 0), returned(0, batch=2), Calling(TWO, 0), ()),
-    *((None, late, None, ()) for late in (returned(0), timed_out(0), died(0), unsent(0), outdated(0))),
+    (TWO, 0, outdated(0), [outdated(0), READ, made(1)]),
+    (TWO, 1, outdated(1), [READ, outdated(1)]),
 ]
 
 
 def test_the_table_is_complete() -> None:
-    pairs = {(type(state), type(event)) for state, event, *_ in ROWS}
-    assert pairs == {(state, event) for state in get_args(BatchState) for event in get_args(Settlement)}
+    pairs = {(position, type(event)) for _, position, event, _ in ROWS}
+    assert pairs == {(position, event) for position in (0, 1) for event in get_args(Settlement)}
 
 
-@each_case("state, event, following, commands", ROWS)
-def test_a_listed_pair_leads_on(
-    state: BatchState, event: Settlement, following: BatchState, commands: tuple[BatchCommand, ...]
-) -> None:
-    assert batch_step(state, event) == (following, commands)
+@each_case("batch, position, event, steps", ROWS)
+def test_a_listed_pair_leads_on(batch: CallTools, position: int, event: Settlement, steps: list[Any]) -> None:
+    assert after(batch, position, event) == steps
 
 
 def test_a_batch_begins_with_its_first_call_or_is_skipped_without_a_server() -> None:
-    assert begin_batch(TWO) == (Calling(TWO, 0), (READ, made(0)))
-    dead = (skipped(0, SKIPPED_AFTER_DEATH), skipped(1, SKIPPED_AFTER_DEATH))
-    assert begin_batch(TWO, connected=False) == (None, dead)
+    assert list(steps_of(TWO)) == [READ, made(0)]
+    dead = [skipped(0, SKIPPED_AFTER_DEATH), skipped(1, SKIPPED_AFTER_DEATH)]
+    assert list(steps_of(TWO, connected=False)) == dead
 
 
 FATES = st.lists(st.sampled_from([returned, timed_out, died, outdated]), min_size=1, max_size=8)
-LATE = st.lists(st.integers(0, 8), max_size=3)
 
 
-@given(FATES, LATE, st.sampled_from(["skip", "continue"]), st.booleans())
+@given(FATES, st.sampled_from(["skip", "continue"]), st.booleans())
 def test_every_call_is_settled_once_in_order_and_one_is_under_way_at_a_time(
-    fates: list[Any], late: list[int], after_timeout: str, connected: bool
+    fates: list[Any], after_timeout: str, connected: bool
 ) -> None:
     batch = batch_of(len(fates), after_timeout)
-    state, commands = begin_batch(batch, connected=connected)
     settled: list[Any] = []
     calls: list[ToolCalled] = []
-    while commands:
-        reported = [command for command in commands if isinstance(command, Settlement)]
-        settled += reported
-        makes_one = isinstance(commands[-1], MakeCall)
-        assert commands.count(READ) == (connected and (makes_one or len(calls) == len(fates)))
-        if not isinstance(commands[-1], MakeCall):
-            break
-        calls.append(commands[-1].called)
-        assert len(settled) == len(calls) - 1, "a call is made before the one before it is settled"
-        outcome: Settlement = fates[len(calls) - 1](len(calls) - 1)
-        for number in late:
-            if number < len(calls) - 1:
-                assert batch_step(state, returned(number)) == (state, ())
-        assert batch_step(state, replace(outcome, batch=7)) == (state, ())
-        state, commands = batch_step(state, outcome)
-    assert state is None
+    reads = 0
+    for step in steps_of(batch, connected=connected):
+        match step:
+            case MakeCall(called):
+                assert len(settled) == len(calls), "a call is made before the one before it is settled"
+                step.settlement = fates[len(calls)](len(calls))
+                calls.append(called)
+            case ReadChangedTools():
+                reads += 1
+            case settlement:
+                settled.append(settlement)
+    assert reads == len(calls) + (len(calls) == len(fates))
     assert [settlement.call_id for settlement in settled] == [call.call_id for call in batch.calls]
     ending = {died} if after_timeout == "continue" else {died, timed_out}
     stop = next((at + 1 for at, fate in enumerate(fates) if fate in ending), len(fates))
@@ -158,11 +145,7 @@ def test_a_call_that_was_sent_before_is_asked_for_by_its_task_or_may_have_taken_
     asked = batch_of(2)
     first, second = asked.calls
     batch = replace(asked, calls=(first, replace(second, task=task)))
-    state, _ = begin_batch(batch)
-    _, commands = batch_step(state, returned(0))
-    (make,) = (each for each in commands if isinstance(each, MakeCall))
+    make = after(batch, 0, returned(0))[-1]
     assert make.called.task == task
     for event in (timed_out(0), died(0)):
-        _, commands = batch_step(state, event)
-        skipped = [each for each in commands if isinstance(each, Settlement)]
-        assert [getattr(each, "reason", "") for each in skipped][1:] == [INTERRUPTED]
+        assert [getattr(each, "reason", "") for each in after(batch, 0, event)][1:] == [INTERRUPTED]
