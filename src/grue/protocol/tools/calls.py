@@ -306,7 +306,7 @@ class ReadChangedTools(Struct, frozen=True):
 
 
 class MakeCall(Struct):
-    """Record `called` and make the call, unless it is refused before. Then set `settlement`."""
+    """Record `called` and make the call, or refuse it unrecorded. In either case set `settlement`."""
 
     called: m.ToolCalled
     call: m.ServerCall
