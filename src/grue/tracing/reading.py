@@ -168,9 +168,7 @@ def read_episode(path: str | PathLike[str]) -> EpisodeTrace:
     Raises:
         TraceError: The file is missing, not a trace, of a later format, or damaged.
     """
-    reader = open_episode(path)
-    envelopes = tuple(reader)
-    return Trace(reader.header, envelopes, reader.cut_short)
+    return open_episode(path).whole()
 
 
 def trace_schema() -> dict[str, Any]:

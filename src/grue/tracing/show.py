@@ -4,6 +4,7 @@ Only one message is in memory at a time. A finished file is read twice, first fo
 """
 
 import functools
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -230,12 +231,7 @@ def printable_json(written: bytes) -> str:
     text = written.decode()
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else _json_escape(char) for char in text)
-
-
-def _json_escape(char: str) -> str:
-    units = char.encode("utf-16-be").hex()
-    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 # Cached, because a trace has few names in many messages, and measuring non-ASCII text is slow.

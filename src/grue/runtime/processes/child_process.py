@@ -437,7 +437,7 @@ class Capture:
 
 
 class Command(ChildProcess):
-    """A running command: enter it, call `finish`, leave it. `max_output_bytes` of a stream are kept."""
+    """A running command: enter it, call `finish`, leave it. Keeps up to `max_output_bytes` of each stream."""
 
     def __init__(
         self,

@@ -92,6 +92,11 @@ class TraceReader(Generic[B]):
         """Yield the envelopes that are in the file now."""
         return (line.envelope() for line in self.lines())
 
+    def whole(self) -> Trace[B]:
+        """Read the whole file into memory."""
+        envelopes = tuple(self)
+        return Trace(self.header, envelopes, self.cut_short)
+
     def at(self, place: LinePlace) -> Envelope[B]:
         """Return the envelope at the place of a line that `lines` has yielded; raises `TraceError`."""
         with _opened(self.path) as file:
@@ -227,9 +232,7 @@ class TraceReader(Generic[B]):
 
 def read_trace(path: Path, body_type: type[B] | Any) -> Trace[B]:
     """Read a whole trace file into memory. Arguments and errors are those of `TraceReader`."""
-    reader: TraceReader[B] = TraceReader(path, body_type)
-    envelopes = tuple(reader)
-    return Trace(reader.header, envelopes, reader.cut_short)
+    return TraceReader(path, body_type).whole()
 
 
 _LINES = msgspec.json.Decoder(TraceLine)
