@@ -379,7 +379,7 @@ def refuse_reentry() -> None:
     A handler is recognised by one of its arguments, the interrupted frame, which is also the handler's
     caller.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if not in_main_thread():
         return
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and is_ours(frame):

@@ -1,4 +1,4 @@
-"""Run a coroutine from synchronous code with exactly one `anyio.run`.
+"""Run a coroutine from synchronous code, except under gevent by an `anyio.run` of its own.
 
 If an event loop runs in the calling thread (a notebook, an async web view), the new loop runs in another
 thread, while the caller waits.

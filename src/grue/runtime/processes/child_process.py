@@ -1,7 +1,7 @@
 """A child process: start it, write to it, and end it in every case, whatever the process does.
 
 - Sending never blocks, even if the process has stopped reading.
-- An exit is seen at once, even if a grandchild still holds the pipes open.
+- An exit is noticed within 10 ms, even if a grandchild still holds the pipes open.
 - Leaving the `async with` block takes bounded time. Afterwards no process of the group is alive, unless it is
   stuck in the kernel.
 - Output is read in linear time and bounded memory, and other tasks run meanwhile. The standard error of a

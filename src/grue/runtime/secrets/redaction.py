@@ -342,7 +342,8 @@ class Redaction:
             found = [_in_one_string(written, spans) for spans in found]
         if may_contain_credentials(written[start : end + MAX_HEADER_BYTES]):
             rank = len(self._index.secrets)
-            for spans in authorisations(written, start, end, in_json=in_json):
+            credentials = [_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER)]
+            for spans in (_fields(written, start, end), *credentials) if in_json else credentials:
                 marked = _marked(spans, _AUTHORISATION, rank)
                 found.append(_whole(written, marked) if in_json else marked)
         return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
@@ -454,15 +455,8 @@ def may_contain_credentials(written: bytes) -> bool:
     return b"authorization" in lowered or b"api-key" in lowered or b"bearer " in lowered
 
 
-def authorisations(
-    written: bytes, start: int, end: int, *, in_json: bool
-) -> tuple[Iterator[tuple[int, int]], ...]:
-    """Return iterators over start and end of each credential whose name begins in this piece."""
-    headers = tuple(_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER))
-    return (_fields(written, start, end), *headers) if in_json else headers
-
-
 def _fields(written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of each credential in a field whose name begins in this piece."""
     at, limit = start, end + MAX_HEADER_BYTES
     while (found := _FIELD.search(written, at, limit)) and found.start() < end:
         value = found.end()
