@@ -153,7 +153,13 @@ class Asking:
         streamed = exchange.Streamed(
             self._conversation.format.assembler(), show, asked=stream and profile.streams
         )
-        permit = await self._permit(len(body), settings.max_tokens)
+        permit: exchange.Permit | str | None = None
+        if self._room is None:  # otherwise nothing is sent now: the request goes to the provider in a batch
+            model = self._endpoint.settings.model
+            wanted = exchange.WantedRequest(
+                model=model, prompt_bytes=len(body), max_tokens=settings.max_tokens
+            )
+            permit = await exchange.permit_for(wanted)
         if isinstance(permit, str):
             fault = exchange.not_sent(permit)
             return attempts.RequestFailed(
@@ -205,16 +211,8 @@ class Asking:
             )
             self.say(note)
 
-    async def _permit(self, size: int, max_tokens: int | None) -> exchange.Permit | str | None:
-        if self._room is not None:
-            return None  # nothing is sent now: the request goes to the provider in a batch
-        model = self._endpoint.settings.model
-        return await exchange.permit_for(
-            exchange.WantedRequest(model=model, prompt_bytes=size, max_tokens=max_tokens)
-        )
-
     async def _posted(
-        self, body: bytes, streamed: exchange.Streamed | None, permit: exchange.Permit | None
+        self, body: bytes, streamed: exchange.Streamed, permit: exchange.Permit | None
     ) -> Reply | Fault:
         outcome = exchange.RequestOutcome()
         try:
@@ -638,14 +636,8 @@ class LlmActor(Actor[m.LlmCommand]):
     def _report_thoughts(self, lent: LentConversation, say: Callable[[m.LlmNote], object]) -> None:
         conversation, replies = lent.encoded, lent.encoded.unread_thoughts
         if replies and replies != lent.reported:
-            say(
-                m.ThoughtsDropped(
-                    conversation=lent.id,
-                    replies=replies,
-                    wire=conversation.profile.wire,
-                    model=conversation.model,
-                )
-            )
+            wire, model = conversation.profile.wire, conversation.model
+            say(m.ThoughtsDropped(conversation=lent.id, replies=replies, wire=wire, model=model))
         lent.reported = replies
 
 

@@ -64,9 +64,8 @@ class Episode:
         self.resources = TurnResources(registry=self._registry, sampling=CurrentSampler())
         self.users = 0  # the number of calls that use the episode now
         self.expects_turns = True  # prewarm sessions also for turns that do not wait yet
-        self._slots: list[
-            TurnResources
-        ] = []  # a turn takes one, with a pool of sessions unless they are fresh
+        # Each running turn takes a slot. Unless `sessions` is `fresh`, the slot has a pool of sessions.
+        self._slots: list[TurnResources] = []
         self._pools: list[SessionPool] = []
         self._endpoint = endpoint
         self._recorder = recorder
@@ -77,20 +76,22 @@ class Episode:
             self._open, on_exit=self._registry.kill_leftovers, force_kill=self._registry.kill_now
         )
 
-    def call(self, work: Work[T]) -> T:
-        """Run a turn, blocking. Ctrl-C cancels the turn; a second Ctrl-C kills all processes."""
+    def submit(self, work: Work[T], *, beside: bool = False) -> Call[T]:
+        """Submit a turn, which waits for a free slot; or with `beside`, other work, which starts at once."""
+        return self.loop.submit(lambda: work(self.resources) if beside else self._in_turn(work))
+
+    def call(self, work: Work[T], *, beside: bool = False) -> T:
+        """Submit work and wait for its end. Ctrl-C cancels the work; a second Ctrl-C kills all processes."""
         self.loop.loop_thread.refuse_waiting()
-        warn_if_blocking("Runner.run_turn_async")
+        if not beside:
+            warn_if_blocking("Runner.run_turn_async")
         with defer_interrupts():
-            return self.submit(work).wait(force_kill=self._registry.kill_now)
+            return self.submit(work, beside=beside).wait(force_kill=self._registry.kill_now)
 
-    async def call_async(self, work: Work[T]) -> T:
-        """Run a turn; the caller's event loop goes on meanwhile. Cancellation waits for its clean-up."""
-        return await self._result(lambda: self._in_turn(work))
-
-    async def _result(self, function: Callable[[], Awaitable[T]]) -> T:
+    async def call_async(self, work: Work[T], *, beside: bool = False) -> T:
+        """Submit work and await its end in the caller's loop. A cancellation waits for the clean-up."""
         self.loop.loop_thread.refuse_waiting()
-        call = self.loop.submit(function)
+        call = self.submit(work, beside=beside)
         try:
             await self._watch(call)
         except RuntimeError as error:
@@ -109,20 +110,6 @@ class Episode:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(wait, [call], INTERRUPT_GRACE_S, limiter=thread)
             raise
-
-    def submit(self, work: Work[T]) -> Call[T]:
-        """Submit a turn and return at once. The turn starts when a slot is free."""
-        return self.loop.submit(lambda: self._in_turn(work))
-
-    def beside(self, work: Work[T]) -> T:
-        """Run work that is not a turn, at once, even if no slot is free. Blocks; Ctrl-C cancels the work."""
-        self.loop.loop_thread.refuse_waiting()
-        with defer_interrupts():
-            return self.loop.submit(lambda: work(self.resources)).wait(force_kill=self._registry.kill_now)
-
-    async def beside_async(self, work: Work[T]) -> T:
-        """Do the same as `beside`, without blocking the caller's event loop."""
-        return await self._result(lambda: work(self.resources))
 
     async def _in_turn(self, work: Work[T]) -> T:
         async with self._free_turns:
@@ -248,32 +235,36 @@ class CurrentEpisode:
         if self._recorder.telling == threading.get_ident():
             self._recorder.refuse_observers()
         if not self.lasting and self._episode is None:
-            return _run_alone(self._until_closed(work), "Runner.run_turn_async")
-        episode = self._running(users=1)
-        try:
-            return episode.call(work)
-        finally:
-            self._leave(episode)
+            return self._run_alone(work, "Runner.run_turn_async")
+        return self._run_in_episode(work)
 
-    async def run_async(self, work: Work[T]) -> T:
-        """Run a turn as `run` does, without blocking the caller's asyncio loop."""
-        _refuse_without_asyncio()
-        if not self.lasting:
-            return await _run_alone_async(self._until_closed(work))
-        return await self._running().call_async(work)
+    def run_beside(self, work: Work[T]) -> T:
+        """Run work in the episode's loop at once, even while turns run. Blocks until the work is done."""
+        return self._run_in_episode(work, beside=True)
 
     def run_outside_turns(self, work: Work[T]) -> T:
         """Run `work`, which makes tool calls outside turns. Blocks; starts at once, even if a turn runs."""
-        if self.lasting:
-            return self.run_beside(work)
-        return _run_alone(self._until_closed(work), "the async twin of this method")
+        return (
+            self.run_beside(work) if self.lasting else self._run_alone(work, "the async twin of this method")
+        )
 
-    async def run_outside_turns_async(self, work: Work[T]) -> T:
-        """Run work as `run_outside_turns` does, without blocking the caller's loop. Raises as `run_async`."""
-        _refuse_without_asyncio()
-        if not self.lasting:
-            return await _run_alone_async(self._until_closed(work))
-        return await self._running().beside_async(work)
+    async def run_async(self, work: Work[T], *, beside: bool = False) -> T:
+        """Run a turn, or with `beside` other work, without blocking the caller's asyncio loop."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError as error:
+            raise MCPError(
+                "Awaiting grue needs asyncio. Under trio, call the method without _async in a thread."
+            ) from error
+        if self.lasting:
+            return await self._running().call_async(work, beside=beside)
+        resources = TurnResources(registry=ProcessRegistry(), sampling=CurrentSampler())
+        try:
+            return await self._until_closed(work, resources)
+        except WorkInterrupted:
+            raise TurnCancelled(ErrorTexts().ended_early) from None
+        finally:
+            resources.registry.kill_leftovers()
 
     def submit(self, work: Work[T]) -> Call[T]:
         """Submit a turn to the episode's loop and return at once. The turn starts after the earlier turns."""
@@ -295,14 +286,6 @@ class CurrentEpisode:
         call.add_done_callback(leave)
         return call
 
-    def run_beside(self, work: Work[T]) -> T:
-        """Run work in the episode's loop at once, even while turns run. Blocks until the work is done."""
-        episode = self._running(users=1)
-        try:
-            return episode.beside(work)
-        finally:
-            self._leave(episode)
-
     def close(self) -> None:
         """Cancel all work, and end the loop, within seconds. Later work starts a new loop."""
         with self._lock:
@@ -317,16 +300,32 @@ class CurrentEpisode:
             for each in alone:
                 each.join(deadline - time.monotonic())
 
-    def _until_closed(self, work: Work[T]) -> Work[T]:
-        """Return `work` as a function that `close` can cancel, for a loop that is not an episode's."""
+    def _run_in_episode(self, work: Work[T], *, beside: bool = False) -> T:
+        episode = self._running(users=1)
+        try:
+            return episode.call(work, beside=beside)
+        finally:
+            self._leave(episode)
 
-        def run(resources: TurnResources) -> Awaitable[T]:
-            alone = Interruptible()
-            with self._lock:
-                self._alone.add(alone)
-            return alone.run(lambda: work(resources))
+    def _run_alone(self, work: Work[T], twin: str) -> T:
+        """Run `work` in a new event loop. `twin`: the async method to recommend to a caller inside a loop."""
+        resources = TurnResources(registry=ProcessRegistry(), sampling=CurrentSampler())
+        try:
+            return run_blocking(
+                lambda: self._until_closed(work, resources),
+                on_exit=resources.registry.kill_leftovers,
+                force_kill=resources.registry.kill_now,
+                twin=twin,
+            )
+        except WorkInterrupted:
+            raise TurnCancelled(ErrorTexts().ended_early) from None
 
-        return run
+    def _until_closed(self, work: Work[T], resources: TurnResources) -> Awaitable[T]:
+        """Do `work` in a loop that is not an episode's, so that `close` can cancel it."""
+        alone = Interruptible()
+        with self._lock:
+            self._alone.add(alone)
+        return alone.run(lambda: work(resources))
 
     async def _keep(self, working: Awaitable[T]) -> T:
         return await working
@@ -357,40 +356,3 @@ class CurrentEpisode:
         if episode is not None:
             self._lost.detach()
         return episode
-
-
-def _refuse_without_asyncio() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError as error:
-        raise MCPError(
-            "Awaiting grue needs asyncio. Under trio, call the method without _async in a thread."
-        ) from error
-
-
-def _run_alone(work: Work[T], twin: str) -> T:
-    """Run `work` in a new event loop. `twin` is the async method to recommend to a caller inside a loop."""
-    resources = _own_resources()
-    try:
-        return run_blocking(
-            lambda: work(resources),
-            on_exit=resources.registry.kill_leftovers,
-            force_kill=resources.registry.kill_now,
-            twin=twin,
-        )
-    except WorkInterrupted:
-        raise TurnCancelled(ErrorTexts().ended_early) from None
-
-
-async def _run_alone_async(work: Work[T]) -> T:
-    resources = _own_resources()
-    try:
-        return await work(resources)
-    except WorkInterrupted:
-        raise TurnCancelled(ErrorTexts().ended_early) from None
-    finally:
-        resources.registry.kill_leftovers()
-
-
-def _own_resources() -> TurnResources:
-    return TurnResources(registry=ProcessRegistry(), sampling=CurrentSampler())

@@ -338,39 +338,28 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
         """Return a factory of connections that answer calls with recorded results."""
         fork = self.fork
         live = None if fork.misses == "fail" or fork.record.is_down(server) else connect
-        asking = _Asking(fork, command) if fork.misses == "ask" and fork.approve is not None else None
-        return lambda note: RecordedConnection(server, fork, None if live is None else live(note), asking)
-
-
-class _Asking:
-    def __init__(self, fork: ForkSettings, command: m.RunTurn) -> None:
-        policy = ToolPolicy(rules=(ToolRule(tools=("*",), verdict="ask"),))
-        self._ask = Approval(fork.approve).answerer(replace(command, tool_policy=policy), Recorder())
-        self._asked = 0
-
-    async def arguments(self, definition: m.ToolDefinition, arguments: m.JsonObject) -> m.JsonObject | None:
-        """Ask a person about a call, and return the arguments for it; `None`: the call is denied."""
-        assert self._ask is not None, "its policy asks"
-        self._asked += 1
-        question = question_about(f"miss-{self._asked}", definition, arguments, NOT_RECORDED)
-        answer = await self._ask((question,))
-        decisions = answer.decisions if isinstance(answer, m.CallsDecided) else ()
-        decision = next((each for each in decisions if each.call_id == question.call_id), None)
-        if decision is None or decision.verdict == "deny":
-            return None
-        return arguments if decision.arguments is None else decision.arguments
+        ask: Answer | None = None
+        if fork.misses == "ask":
+            policy = ToolPolicy(rules=(ToolRule(verdict="ask"),))
+            ask = Approval(fork.approve).answerer(replace(command, tool_policy=policy), Recorder())
+        return lambda note: RecordedConnection(server, fork, None if live is None else live(note), ask)
 
 
 class RecordedConnection:
-    """A `ToolConnection` that answers calls with recorded results; `live`: one to the real server."""
+    """A `ToolConnection` that answers calls with recorded results.
+
+    `live`: a connection to the real server; `None`: only recorded calls have results. `ask` asks a person
+    about a call without a recorded result; `None`: nobody is asked.
+    """
 
     def __init__(
-        self, server: m.ServerName, fork: ForkSettings, live: ToolConnection | None, asking: _Asking | None
+        self, server: m.ServerName, fork: ForkSettings, live: ToolConnection | None, ask: Answer | None
     ) -> None:
         self._server = server
         self._fork = fork
         self._live = live
-        self._asking = asking
+        self._ask = ask
+        self._asked = 0
         self._down: ServerFailed | None = None
         self._entered = False
         self._tools: tuple[m.ToolDefinition, ...] = ()
@@ -474,15 +463,10 @@ class RecordedConnection:
 
     async def _miss(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         shown = f"it calls {self._server}.{tool} with {msgspec.json.encode(arguments).decode():.200}"
-        if self._live is None or (self._fork.misses == "ask" and self._asking is None):
+        if self._live is None or (self._fork.misses == "ask" and self._fork.approve is None):
             raise self._fork.missed(shown)
-        if self._asking is not None:
-            named = (each for each in self._tools if each.tool == tool)
-            definition = next(named, m.ToolDefinition(server=self._server, tool=tool, input_schema={}))
-            agreed = await self._asking.arguments(definition, arguments)
-            if agreed is None:
-                raise ToolRefusedError(_DENIED, code=_INVALID_REQUEST)
-            arguments = agreed
+        if self._ask is not None:
+            arguments = await self._agreed(self._ask, tool, arguments)
         if self._down is not None:
             raise self._down
         tools = await self._live.refresh_tools(timeout_s)
@@ -491,6 +475,19 @@ class RecordedConnection:
         if not self._is_as_told(tool):
             raise ToolRefusedError(NOT_AS_RECORDED, code=_INVALID_REQUEST)
         return await self._live.call(tool, arguments, timeout_s)
+
+    async def _agreed(self, ask: Answer, tool: str, arguments: m.JsonObject) -> m.JsonObject:
+        """Ask a person about a call, and return the arguments for it; a denial raises `ToolRefusedError`."""
+        self._asked += 1
+        named = (each for each in self._tools if each.tool == tool)
+        definition = next(named, m.ToolDefinition(server=self._server, tool=tool, input_schema={}))
+        question = question_about(f"miss-{self._asked}", definition, arguments, NOT_RECORDED)
+        answer = await ask((question,))
+        decisions = answer.decisions if isinstance(answer, m.CallsDecided) else ()
+        decision = next((each for each in decisions if each.call_id == question.call_id), None)
+        if decision is None or decision.verdict == "deny":
+            raise ToolRefusedError(_DENIED, code=_INVALID_REQUEST)
+        return arguments if decision.arguments is None else decision.arguments
 
     def _is_as_told(self, tool: str) -> bool:
         """Return whether the server lists the tool with the definition that the model was sent."""

@@ -592,7 +592,7 @@ class Runner(AsyncToolAccess, Closing):
         return self._episode.run_outside_turns(self._in_sessions(work))
 
     async def _outside_turns_async(self, work: SessionWork[V]) -> V:
-        return await self._episode.run_outside_turns_async(self._in_sessions(work))
+        return await self._episode.run_async(self._in_sessions(work), beside=True)
 
     def _in_sessions(self, work: SessionWork[V]) -> Work[V]:
         with importing():  # imported here, because few runners need it

@@ -3,11 +3,12 @@
 import contextlib
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias, runtime_checkable
+from typing import Protocol, Self, TypeAlias
 
 from msgspec import Struct
 
 from grue import messages as m
+from grue.errors import MCPError
 from grue.policies import Ending
 from grue.protocol.tools.results import INTERRUPTED
 from grue.runtime.actor import Note
@@ -115,25 +116,7 @@ class ToolConnection(Protocol):
 Connect: TypeAlias = Callable[[Note], ToolConnection]
 """Makes a connection that is not entered yet, and that records its server's notices with the `Note`."""
 
-
-@runtime_checkable
-class KeepsBlocks(Protocol):
-    """A connection that can return a tool's result together with the server's own content blocks."""
-
-    async def call_with_blocks(
-        self, tool: str, arguments: m.JsonObject, timeout_s: float
-    ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
-        """Call a tool as `ToolConnection.call` does; return its result, and its unchanged content blocks."""
-        ...
-
-
-@runtime_checkable
-class TakesRequests(Protocol):
-    """A connection that can send its server any request, not only tool calls (an MCP client)."""
-
-    async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Send a request and return the raw result; raises the errors of `ToolConnection.call`."""
-        ...
+_WithBlocks: TypeAlias = tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]
 
 
 # Not every connection has the methods that these functions call. They look for the method by name, because an
@@ -156,6 +139,26 @@ async def finish_task(
     if finish is None:
         raise ToolRefusedError(f"{INTERRUPTED}: it cannot be asked for a result later", code=-32601)
     return await finish(tool, task, timeout_s)
+
+
+async def call_with_blocks(
+    connection: ToolConnection, tool: str, arguments: m.JsonObject, timeout_s: float
+) -> _WithBlocks:
+    """Call a tool. Return its result, and the server's own content blocks if the connection keeps them."""
+    call: Callable[..., Awaitable[_WithBlocks]] | None = getattr(connection, "call_with_blocks", None)
+    if call is None:
+        return await connection.call(tool, arguments, timeout_s), ()
+    return await call(tool, arguments, timeout_s)
+
+
+async def request(
+    connection: ToolConnection, method: str, params: m.JsonObject, timeout_s: float
+) -> m.JsonObject:
+    """Send any request to an MCP server and return the raw result; raises `MCPError` for other servers."""
+    send: Callable[..., Awaitable[m.JsonObject]] | None = getattr(connection, "request", None)
+    if send is None:
+        raise MCPError(f"{method}: this tool server is not an MCP server. It takes tool calls only.")
+    return await send(method, params, timeout_s)
 
 
 async def still_there(connection: ToolConnection, timeout_s: float) -> bool:

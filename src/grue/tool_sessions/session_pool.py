@@ -16,7 +16,6 @@ from typing import Any, Literal, Self, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
-from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -25,15 +24,15 @@ from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import (
     Connect,
     ConnectionStatus,
-    KeepsBlocks,
     Listing,
-    TakesRequests,
     ToolConnection,
+    call_with_blocks,
     finish_task,
     refusal,
+    request,
     still_there,
 )
-from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
+from grue.tool_sessions.failures import ServerFailed
 
 _PREWARM_DELAY_S = 0.005  # starting a process blocks Python: let the host get its turn's result first
 
@@ -146,7 +145,8 @@ class PooledConnection:
 _STILL_THERE_S = 2.0  # for an HTTP server to say whether it still knows an idle session
 _GENERATIONS = 3
 Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
-"""When a turn's session is opened: in the turn, after or beside the previous turn, or earlier (`kept`)."""
+"""When a turn's session is opened. `fresh`: in the turn. `ahead`: after the turn before. `beside`: while the
+turn before waits for its model. `kept`: in the first turn or call that needs it; later turns use it too."""
 
 
 class SessionPool:
@@ -204,14 +204,13 @@ class SessionPool:
         self, server: m.ServerName, connect: Connect, turn: int, deadline: float = float("inf")
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one."""
-        # All its use, except closing it, ends at `deadline` on the event loop's clock.
         waiting = self._waiting.get(server)
         if waiting is not None and waiting.generation > self._generation:
             waiting = None
         if waiting is not None:
             del self._waiting[server]
             waiting.generation = self._generation
-        return LeasedConnection(self, waiting, LeaseRequest(server, connect, turn, deadline))
+        return LeasedConnection(self, waiting, server, connect, turn, deadline)
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
         """End a turn's lease: keep the connection if it is usable and `sessions` is `kept`, else close it."""
@@ -295,19 +294,6 @@ class SessionPool:
         self._leaving = [owned for owned in self._leaving if not owned.gone.is_set()]
 
 
-class LeaseRequest(Struct, frozen=True):
-    """A turn's request for a session with `server`. `connect` makes a connection if the pool has none."""
-
-    server: m.ServerName
-    connect: Connect
-    turn: int
-    deadline: float
-
-    def within(self, timeout_s: float) -> float:
-        """Return the smaller of `timeout_s` and the time left until the deadline."""
-        return max(0.0, min(timeout_s, self.deadline - anyio.current_time()))
-
-
 class _SessionUser:
     def __init__(self, pool: SessionPool, owned: PooledConnection | None = None) -> None:
         self._pool = pool
@@ -345,9 +331,23 @@ class _SessionUser:
 class LeasedConnection(_SessionUser):
     """A `ToolConnection` that a turn leases from the pool. At its exit the connection is given back."""
 
-    def __init__(self, pool: SessionPool, prewarmed: PooledConnection | None, request: LeaseRequest) -> None:
+    # `prewarmed`: a connection of the pool, also a kept one; `None`: `connect` makes a new one. Everything
+    # except the exit ends at `deadline`, on the event loop's clock.
+
+    def __init__(
+        self,
+        pool: SessionPool,
+        prewarmed: PooledConnection | None,
+        server: m.ServerName,
+        connect: Connect,
+        turn: int,
+        deadline: float,
+    ) -> None:
         super().__init__(pool, prewarmed)
-        self._request = request
+        self._server = server
+        self._connect = connect
+        self._turn = turn
+        self._deadline = deadline
         self._broken = False
 
     async def __aexit__(
@@ -368,9 +368,8 @@ class LeasedConnection(_SessionUser):
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:
             return listing
-        request = self._request
-        limit_s = request.within(timeout_s)
-        self._owned = owned = self._pool.begin(request.server, request.connect, limit_s, turn=request.turn)
+        limit_s = self._within(timeout_s)
+        self._owned = owned = self._pool.begin(self._server, self._connect, limit_s, turn=self._turn)
         self._pool.lease_to_turn(owned)
         await owned.opened.wait()
         if owned.failed is not None:
@@ -384,14 +383,12 @@ class LeasedConnection(_SessionUser):
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Wait until no process of an earlier turn is alive, then call the tool."""
         await self._pool.wait_closed()
-        limit_s = self._request.within(timeout_s)
-        return await self._answer(self._open.connection.call(tool, arguments, limit_s))
+        return await self._answer(self._open.connection.call(tool, arguments, self._within(timeout_s)))
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
         """Wait until no process of an earlier turn is alive, then wait for the result of the MCP task."""
         await self._pool.wait_closed()
-        limit_s = self._request.within(timeout_s)
-        return await self._answer(finish_task(self._open.connection, tool, task, limit_s))
+        return await self._answer(finish_task(self._open.connection, tool, task, self._within(timeout_s)))
 
     async def _answer(self, call: Awaitable[m.ToolCallResult]) -> m.ToolCallResult:
         try:
@@ -404,14 +401,17 @@ class LeasedConnection(_SessionUser):
         """Wait until no process of an earlier turn is alive, then return the tools if they have changed."""
         # So in the trace, the end of the old processes comes before a batch's first tool call.
         await self._pool.wait_closed()
-        return await super().refresh_tools(self._request.within(timeout_s))
+        return await super().refresh_tools(self._within(timeout_s))
+
+    def _within(self, timeout_s: float) -> float:
+        return max(0.0, min(timeout_s, self._deadline - anyio.current_time()))
 
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
         """Return the listing of the prewarmed or kept connection. `None`: it was unusable and is closed."""
         owned.wanted.set()
         # `timeout_s` does not limit this wait: the opening has a time limit of its own, which began earlier
         # and gives a better error.
-        with anyio.move_on_after(self._request.within(float("inf"))):
+        with anyio.CancelScope(deadline=self._deadline):
             await owned.opened.wait()
         if (
             owned.listing is None
@@ -421,12 +421,12 @@ class LeasedConnection(_SessionUser):
             self._owned = None
             self._pool.lose(owned, _why_lost(owned))
             return None
-        owned.turn = self._request.turn
+        owned.turn = self._turn
         self._pool.opened.add(owned.server)
         self._pool.lease_to_turn(owned)
-        with anyio.move_on_after(self._request.within(float("inf"))):
+        with anyio.CancelScope(deadline=self._deadline):
             async with owned.alone:
-                await owned.current_tools(self._request.within(timeout_s))
+                await owned.current_tools(self._within(timeout_s))
         self._seen = owned.listing.tools
         return owned.listing
 
@@ -439,9 +439,6 @@ def _why_lost(owned: PooledConnection) -> str:
     if not owned.opened.is_set():
         return "it was not ready in time"
     return "its process has ended" if owned.connection.status.pid else "its server no longer knows of it"
-
-
-_METHOD_NOT_FOUND = -32601
 
 
 class SharedSession(_SessionUser):
@@ -470,14 +467,8 @@ class SharedSession(_SessionUser):
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
         """Call a tool in the kept session. Return its content blocks too, if the server sends any."""
-        connection = self._open.connection
-        if isinstance(connection, KeepsBlocks):
-            return await connection.call_with_blocks(tool, arguments, timeout_s)
-        return await connection.call(tool, arguments, timeout_s), ()
+        return await call_with_blocks(self._open.connection, tool, arguments, timeout_s)
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Send any request to the kept session; raises `ToolRefusedError` if it takes tool calls only."""
-        connection = self._open.connection
-        if not isinstance(connection, TakesRequests):
-            raise ToolRefusedError(f"{self._server} takes tool calls only", code=_METHOD_NOT_FOUND)
-        return await connection.request(method, params, timeout_s)
+        """Send any request in the kept session and return the raw result."""
+        return await request(self._open.connection, method, params, timeout_s)

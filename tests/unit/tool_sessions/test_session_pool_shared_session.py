@@ -9,10 +9,11 @@ from msgspec.structs import replace
 from scripted_server import LISTED, ScriptedConnection, ScriptedServer
 from turns import tool
 
+from grue.errors import MCPError
 from grue.messages import ServerName
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import ConnectionStatus
-from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
+from grue.tool_sessions.failures import ServerFailed
 from grue.tool_sessions.session_pool import LeasedConnection, SessionPool, SharedSession
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -178,6 +179,6 @@ async def test_it_hands_the_session_back_and_takes_requests_only_where_the_serve
         await shared.open(60)
         assert shared.status.pid == 4711
         assert (await shared.call("look", {}, 60)).is_error is False
-        with pytest.raises(ToolRefusedError, match="takes tool calls only"):
+        with pytest.raises(MCPError, match="takes tool calls only"):
             await shared.request("ping", {}, 1.0)
         assert bench.server.did("leave") == []

@@ -30,11 +30,11 @@ class RunsTurns(Protocol):
         """Run a turn in the caller's event loop."""
         ...
 
-    def resume(self, *asked: Any, **how: Any) -> TurnOutcome[Any]:
+    def resume(self, *_: Any, **asked: Any) -> TurnOutcome[Any]:
         """Go on with a parked turn, blocking."""
         ...
 
-    async def resume_async(self, *asked: Any, **how: Any) -> TurnOutcome[Any]:
+    async def resume_async(self, *_: Any, **asked: Any) -> TurnOutcome[Any]:
         """Go on with a parked turn in the caller's event loop."""
         ...
 
@@ -230,7 +230,7 @@ class Conversation(Closing):
             MCPError: As `Runner.resume`.
         """
         with self._kept.asked():
-            return self._runner.resume(*self._open_turn(trace, decisions), **self._resumed(how))
+            return self._runner.resume(**self._resumption(decisions, trace, how))
 
     async def resume_async(
         self,
@@ -241,7 +241,7 @@ class Conversation(Closing):
     ) -> TurnOutcome[Any]:
         """Go on with the parked turn as `resume` does, in the caller's event loop."""
         with self._kept.asked():
-            return await self._runner.resume_async(*self._open_turn(trace, decisions), **self._resumed(how))
+            return await self._runner.resume_async(**self._resumption(decisions, trace, how))
 
     def abandon(self) -> None:
         """Give up the turn that was parked: its calls are answered "not called", and it cannot be resumed.
@@ -255,17 +255,14 @@ class Conversation(Closing):
         """
         self._kept.abandon()
 
-    def _open_turn(
-        self, trace: str | PathLike[str] | None, decisions: Iterable[ApprovalDecision]
-    ) -> tuple[str | PathLike[str], Iterable[ApprovalDecision]]:
+    def _resumption(
+        self, decisions: Iterable[ApprovalDecision], trace: str | PathLike[str] | None, how: ResumeOptions
+    ) -> dict[str, Any]:
         mark = self._kept.open_turn
         if mark is None:
             raise NothingToResume(f"No turn of the conversation {self.id} is parked.")
-        return trace or mark.trace, decisions
-
-    def _resumed(self, how: ResumeOptions) -> dict[str, Any]:
-        mark = self._kept.open_turn
-        return {**how, "turn": mark and mark.turn, "conversation": self._kept}
+        place = {"trace": trace or mark.trace, "turn": mark.turn, "conversation": self._kept}
+        return {**how, **place, "decisions": decisions}
 
     def request(
         self, text: str, *, answer: AnswerSpec[T] | type[T] | None = None, **how: Unpack[AskOptions]

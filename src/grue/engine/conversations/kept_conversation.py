@@ -358,8 +358,9 @@ class KeptConversation:
             self._append(self.results.begin(number, recorded, self.id))
             self._begin(number, trace, parked)
             self.history.plain, self.history.restates = plain, True
+            file = "" if self._file is None else str(self._file.place)
             past = TurnPast(
-                history=self._reference(),
+                history=replace(self.ledger.reference(self.id), file=file),
                 entries=self.history.entries,
                 bytes_per_token=lent.encoded.bytes_per_token,
                 llm=llm,
@@ -577,10 +578,6 @@ class KeptConversation:
         else:
             self._encoded.close(end)
 
-    def _reference(self) -> m.HistoryReference:
-        file = "" if self._file is None else str(self._file.place)
-        return replace(self.ledger.reference(self.id), file=file)
-
     def _append_to(self, file: ConversationFile) -> None:
         self._file = file
         self.ledger.save = self._unwritten.append
@@ -588,19 +585,17 @@ class KeptConversation:
     def _lent(self, lender: LendingFactory, endpoint: LlmEndpoint | None) -> LentConversation:
         self._first, self._endpoint = lender.profile, endpoint
         if self._encoded is None:
-            self._encoded = self._encode(lender, endpoint)
+            learned, names = self._learned, None
+            if learned is not None and learned.model == lender.model:
+                if endpoint is not None:
+                    endpoint.recall(learned.first, learned.profile)
+                if learned.profile.name_style == lender.profile.name_style:
+                    names = WireNames.restored(lender.profile.name_style, learned.names)
+            self._encoded = EncodedConversation(
+                lender.profile, model=lender.model, history=self.history, names=names
+            )
+            self._encoded.offer(self._tools)
         return LentConversation(self.id, self._encoded, self._write)
-
-    def _encode(self, lender: LendingFactory, endpoint: LlmEndpoint | None) -> EncodedConversation:
-        learned, names = self._learned, None
-        if learned is not None and learned.model == lender.model:
-            if endpoint is not None:
-                endpoint.recall(learned.first, learned.profile)
-            if learned.profile.name_style == lender.profile.name_style:
-                names = WireNames.restored(lender.profile.name_style, learned.names)
-        encoded = EncodedConversation(lender.profile, model=lender.model, history=self.history, names=names)
-        encoded.offer(self._tools)
-        return encoded
 
     async def _write(self) -> None:
         if sum(map(len, self._unwritten)) < _LONG:

@@ -291,10 +291,14 @@ class TalkReader:
         self._mark(talk, envelope)
         if talk.flaw:
             return
+        body = envelope.body
         try:
-            _take(talk, envelope)
+            if isinstance(body, SaidStep):
+                take_step(talk.history, body)
         except ValueError as error:
             talk.flaw = f"message {envelope.seq} does not fit what was said before it ({error})"
+        if isinstance(body, m.RequestCompletion) and isinstance(body.mode, m.OfferTools):
+            talk.tools = talk.tools if body.mode.tools is None else body.mode.tools
         if talk.place in self._branch_points:
             self._branches[talk.place] = talk.history.branch(), talk.turns
 
@@ -312,14 +316,6 @@ def _resume(talk: Talk, resumed: m.Resumption) -> None:
     last = talk.history.entries[-1] if talk.history.entries else None
     if resumed.new and isinstance(last, m.Said) and last.items[-len(resumed.new) :] == resumed.new:
         talk.flaw = "an old version has resumed its turn, and said the same again"
-
-
-def _take(talk: Talk, envelope: EpisodeEnvelope) -> None:
-    body = envelope.body
-    if isinstance(body, SaidStep):
-        take_step(talk.history, body)
-    if isinstance(body, m.RequestCompletion) and isinstance(body.mode, m.OfferTools):
-        talk.tools = talk.tools if body.mode.tools is None else body.mode.tools
 
 
 class RecordedTurn:
@@ -482,22 +478,19 @@ class RecordedTurn:
         last = next((each for each in commands if isinstance(each, m.RequestCompletion)), None)
         if self._cancelled or not isinstance(state, AwaitingCompletion | AwaitingSummary | Waiting):
             return None
-        unrecorded = last if last is not None and last.request > self._asked_request else None
+        asked = None if self.asked is None else self.asked.body
+        before = asked.request if isinstance(asked, m.RequestCompletion) else 0
+        unrecorded = last if last is not None and last.request > before else None
         said = list(self.said)
         if unrecorded is None:
-            if self.asked is None:
+            if asked is None:
                 return None
-            at = next((at for at, each in enumerate(said) if each is self.asked.body), None)
+            at = next((at for at, each in enumerate(said) if each is asked), None)
             said = said[:at]
         history = History()
         for each in (self.run, *said):
             take_step(history, each)
         return history, unrecorded
-
-    @property
-    def _asked_request(self) -> int:
-        body = None if self.asked is None else self.asked.body
-        return body.request if isinstance(body, m.RequestCompletion) else 0
 
     def _take_back_rewrites(self) -> None:
         """Remove the changes of the history since the last request: the resumed turn makes them again."""

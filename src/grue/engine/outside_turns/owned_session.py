@@ -23,10 +23,10 @@ from grue.runtime.loops.host_code import ends_the_task
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import (
     Connect,
-    KeepsBlocks,
-    TakesRequests,
     ToolConnection,
     WrappedConnection,
+    call_with_blocks,
+    request,
 )
 from grue.tool_sessions.failures import ToolRefusedError
 
@@ -54,18 +54,14 @@ class CancellableConnection(WrappedConnection):
         """Call a tool. Raises `ToolRefusedError` if another task cancels the scope `calling`."""
         self.blocks = ()
         with self.calling or anyio.CancelScope():
-            if not isinstance(self._connection, KeepsBlocks):
-                return await self._connection.call(tool, arguments, timeout_s)
-            result, self.blocks = await self._connection.call_with_blocks(tool, arguments, timeout_s)
+            result, self.blocks = await call_with_blocks(self._connection, tool, arguments, timeout_s)
             return result
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send a request other than a tool call; raises `MCPError` unless the server is an MCP server."""
-        if not isinstance(self._connection, TakesRequests):
-            raise MCPError(f"{method}: this tool server is not an MCP server. It takes tool calls only.")
         async with self.exclusive():
-            return await self._connection.request(method, params, timeout_s)
+            return await request(self._connection, method, params, timeout_s)
 
 
 class OwnedSession:
