@@ -1,4 +1,4 @@
-"""One turn from the host's `TurnRequest` to its `TurnOutcome`, and the state that is kept between turns."""
+"""Run one turn, from the host's `TurnRequest` to the `TurnOutcome`, and keep the state between turns."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def as_request(request: TurnRequest[T] | str) -> TurnRequest[T]:
 
 
 def _right_form(request: TurnRequest[Any]) -> str:
-    """Return advice about the first field with a wrong value; empty: all values are usable."""
+    """Return advice about the first field with a wrong value; empty: every value has the right form."""
     given: dict[str, Any] = {name: getattr(request, name) for name in request.__struct_fields__}
     for name in _TEXTS:
         if not isinstance(given[name], str):
@@ -293,7 +293,7 @@ def outcome_of(
 
 
 def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
-    """Check images, as an endpoint refuses a request with a bad one, and return them as they are sent."""
+    """Return images in the form in which they are sent; raises `MCPError` for one that cannot be sent."""
     room = MediaRoom(limits)
     for number, image in enumerate(images):
         what = f"Image {number + 1}" if isinstance(image, bytes) else f"The image {os.fspath(image)}"
@@ -316,7 +316,7 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
 
 
 class ProgressSource:
-    """The progress of a turn, for its handle, which thus keeps no runner of an ended turn in memory."""
+    """The progress of a turn. The turn's handle refers to this, so that it keeps no runner in memory."""
 
     def __init__(self) -> None:
         self._actors: TurnActors | None = None
@@ -452,7 +452,7 @@ class RestOfTurn(Spending):
         self.spent = whole.spent.less(counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
-        """Return the turn's budget, at most what `episode` has left; raise `BudgetSpent` if nothing."""
+        """Return the turn's budget, at most what is left of `episode`; `BudgetSpent`: nothing is left."""
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)
 
@@ -546,7 +546,7 @@ class HostTurn(Generic[T]):
         images: tuple[m.Attachment, ...] = ()
         if request.images:
             images = await anyio.to_thread.run_sync(read_images, request.images, settings.limits)
-        with _past_of(request, number, settings.wiring, resumed=self.is_resumed) as past:
+        with self._past(number) as past:
             command = self.started_by or self.command(number, budget, past.history, images)
             command = with_sizes(command, past.entries, past.bytes_per_token)
             if settings.wiring.endpoint is not None:
@@ -596,7 +596,10 @@ class HostTurn(Generic[T]):
                 assert_never(end)
 
     def _report_uncounted(self, number: int, budget: Budget, *, known: bool | None) -> None:
-        """Record, once, that a cost limit has no effect. `known`: whether the replies said what they cost."""
+        """Record, once, that a cost limit has no effect, because costs are not known.
+
+        `known`: whether the turn's replies said what they cost; `None`: there are no replies yet.
+        """
         wiring, spending = self._settings.wiring, self._settings.spending
         if budget.cost_usd is None or wiring.endpoint is None or spending.said_uncounted:
             return
@@ -677,9 +680,36 @@ class HostTurn(Generic[T]):
     def recalled_command(self, number: int) -> m.RunTurn:
         """Return the `RunTurn` that would start this turn now, to find the turn in an earlier run's trace."""
         images = read_images(self._request.images, self._settings.limits)
-        kept = _continued(self._request, number)
+        kept = self._continued(number)
         history = None if kept is None else kept.ledger.reference(kept.id)
         return self.command(number, Budget(), history, images)
+
+    @contextlib.contextmanager
+    def _past(self, number: int) -> Iterator[TurnPast]:
+        """Lend the turn's conversation to the turn within the block; yield what the turn needs from it."""
+        if self.conversation is not None and self._request.history:
+            raise ConversationError("A turn continues either a conversation or a history, not both.")
+        wiring, kept = self._settings.wiring, self._continued(number)
+        if kept is None:
+            yield TurnPast()
+            return
+        writer = next(iter(writers_of(wiring.recorder)), None)
+        with kept.turn(
+            wiring.lender,
+            wiring.endpoint,
+            number,
+            trace=wiring.approval.trace,
+            recorded=None if writer is None else writer.place,
+            resumed=self.is_resumed,
+            plain=not self._request.json_results,
+        ) as past:
+            wiring.under_way.conversations[kept.id] = kept
+            yield past
+
+    def _continued(self, number: int) -> KeptConversation | None:
+        if self.conversation is None and self._request.history:
+            return given_conversation(f"turn-{number}", self._request.system, self._request.history)
+        return self.conversation
 
     def _support_check(self) -> SupportCheck:
         states = self._memory.connections
@@ -687,37 +717,6 @@ class HostTurn(Generic[T]):
             return "skip"  # all servers are disabled, so the turn offers no tools
         check = getattr(self._settings.wiring.llm, "support_check", None)
         return "skip" if check is None else check()
-
-
-@contextlib.contextmanager
-def _past_of(
-    request: TurnRequest[Any], number: int, wiring: Wiring, *, resumed: bool = False
-) -> Iterator[TurnPast]:
-    """Yield what a turn needs from its conversation, which gets the turn's entries after the block."""
-    if request.conversation is not None and request.history:
-        raise ConversationError("A turn continues either a conversation or a history, not both.")
-    kept = _continued(request, number)
-    if kept is None:
-        yield TurnPast()
-        return
-    writer = next(iter(writers_of(wiring.recorder)), None)
-    with kept.turn(
-        wiring.lender,
-        wiring.endpoint,
-        number,
-        trace=wiring.approval.trace,
-        recorded=None if writer is None else writer.place,
-        resumed=resumed,
-        plain=not request.json_results,
-    ) as past:
-        wiring.under_way.conversations[kept.id] = kept
-        yield past
-
-
-def _continued(request: TurnRequest[Any], number: int) -> KeptConversation | None:
-    if request.conversation is None and request.history:
-        return given_conversation(f"turn-{number}", request.system, request.history)
-    return request.conversation
 
 
 def error_for(end: m.TurnFailed) -> MCPError:

@@ -64,8 +64,9 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 class EarlyRequest:
     """Holds back texts and imports in a turn whose first request may be sent before the servers have started.
 
-    The reply is dropped if the servers list other tools than before. The import of the sessions' modules
-    blocks all threads.
+    The texts of the reply are held back because the reply is dropped if the servers list other tools than the
+    request has offered. The import of the MCP client's modules waits until the request is written, because an
+    import blocks all threads.
     """
 
     def __init__(self, on_delta: Callable[[m.TextDelta], None] | None) -> None:
@@ -97,9 +98,8 @@ class EarlyRequest:
                         for delta in held:
                             self._on_delta(delta)
                 except HostCodeFailed as failed:
-                    fail(
-                        "llm", single(failed)
-                    )  # not raised: the caller, the agent, still has to end the turn
+                    # Do not raise here: the caller is the agent, which still has to end the turn.
+                    fail("llm", single(failed))
             return envelope
 
         return note_and_release
@@ -122,13 +122,18 @@ class EarlyRequest:
 class TurnsPast(Struct, frozen=True, kw_only=True):
     """The recorded beginning of a turn, if the turn is a fork, or waited for a batch and now goes on."""
 
-    noted: m.TurnForked | m.WaitEnded  # the trace has this note after the copied messages
+    noted: m.TurnForked | m.WaitEnded | None = (
+        None  # the note about it; `None`: the turn has no such beginning
+    )
     begun: Envelope[Any] | None = None  # the last recorded `RunTurn`; `None`: the fork runs the whole turn
-    events: tuple[m.TurnEvent, ...] = ()  # what the agent gets first; its commands are ignored
+    events: tuple[m.TurnEvent, ...] = ()  # the agent gets these first, and performs no command that follows
     copied: tuple[Envelope[Any], ...] = ()  # messages that the trace repeats
-    event: Envelope[Any] | None = None  # what the agent gets next; its commands are carried out
+    event: Envelope[Any] | None = None  # the agent gets this next, and performs the commands that follow
     rewrites: tuple[m.HistoryRewritten, ...] = ()  # changes of the history that only the fork makes
     reopened: Mapping[m.ServerName, m.OpenSession] = {}  # the commands that opened the sessions open now
+
+
+_NO_PAST = TurnsPast()
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
@@ -156,7 +161,7 @@ class TurnActors:
         earlier: EarlierResults | None = None,
         past: TurnsPast | None = None,
     ) -> None:
-        self._past = past
+        self._past = past or _NO_PAST
         self._wiring = wiring
         self._earlier = earlier
         self._resources = resources
@@ -175,7 +180,7 @@ class TurnActors:
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
-        """The state of each server that has connected or was disabled in the turn."""
+        """The state of each server of the turn that has connected, in this turn or before, or is disabled."""
         known = {name: session.connection for name, session in self._sessions.items()}
         return {name: state for name, state in known.items() if isinstance(state, Proven | Disabled)}
 
@@ -192,19 +197,19 @@ class TurnActors:
 
     @property
     def last_request(self) -> m.RequestCompletion | None:
-        """The last request to the model, if any."""
+        """The agent's last request to the model; `None`: it has sent none."""
         return None if self._agent is None else self._agent.last_request
 
     @property
     def said(self) -> Sequence[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped]:
-        """The turn's requests and replies, in order, with a `ReplyDropped` for each discarded reply."""
+        """The requests and replies of the turn's conversation; a `ReplyDropped` for each discarded reply."""
         return () if self._agent is None else self._agent.said
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
         """Run the turn and return its end. At its time limit the actors are cancelled, whatever they do."""
         # In a resumed turn each server's first connect counts as the first in the episode, as it does in a
         # new process. So if a server does not start, the turn stays parked, and no approval is lost.
-        if self._command.resumed is None or self._past is not None:
+        if self._command.resumed is None or self._past.noted is not None:
             self._before = connections
         end = await self._within_limit()
         await self._save_listings()
@@ -285,14 +290,13 @@ class TurnActors:
     async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd | m.TurnWaits:
         assert self._agent is not None, "it has just been made"
         past = self._past
-        noted, begun = (None, None) if past is None else (past.noted, past.begun)
-        own = () if begun is None else (begun.seq,)
-        numbers = {} if past is None else repeat(past.copied, self._wiring.recorder, own)
+        noted, begun = past.noted, past.begun
+        numbers = repeat(past.copied, self._wiring.recorder, () if begun is None else (begun.seq,))
         if isinstance(noted, m.TurnForked):
             noted = replace(noted, first=next(iter(numbers.values()), 0))
-        if past is None or begun is None:
+        if begun is None:
             assert not isinstance(noted, m.WaitEnded), "a turn that has waited has begun"
-            for rewrite in () if past is None else past.rewrites:
+            for rewrite in past.rewrites:
                 supervisor.note(rewrite, sender="llm")
             self._agent.forked = noted
             supervisor.start(self._agent, whole=True)
@@ -343,9 +347,8 @@ class TurnActors:
             deadline=self._deadline,
             around_call=self._wiring.recorder.around_call,
         )
+        session.reopens = self._past.reopened.get(name)
         self._sessions[name] = session
-        if self._past is not None:
-            session.reopens = self._past.reopened.get(name)
         supervisor.start(session)
         return session.mailbox
 
@@ -378,16 +381,18 @@ class TurnActors:
 
     def _when_called(self) -> m.RunTurn:
         presumed, command = self._wiring.presumed, self._command
-        if presumed is None or self._past is not None:
-            # The turn is a fork, or has waited for a batch: it begins with the recorded `RunTurn`, unchanged.
-            return command
+        if presumed is None or self._past.noted is not None:
+            return (
+                command  # a fork, and a turn that has waited for a batch, begin with the recorded `RunTurn`
+            )
         listings = presumed.when_called(command, self._before, anyio.current_time())
         return replace(command, when_called=listings)
 
     def _presumed(self) -> m.ToolsPresumed | None:
-        """Return the tools that the turn may offer to the model before its servers have started."""
+        """Return the tools that the turn may offer before its servers have started; `None`: it must wait."""
         presumed = self._wiring.presumed
-        # The host's own LLM actor could not drop a reply. A turn that waits for a batch would not get faster.
+        # An LLM actor of the host's might not be able to drop a reply, and a turn that waits for a provider's
+        # batch would not end sooner.
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors) or current_room() is not None:
             return None
         return presumed.for_turn(self._command, self._before, self._resources.registry)
@@ -404,7 +409,7 @@ class TurnActors:
                 self._wiring.presumed.learn(name, listed)
 
     async def _save_listings(self) -> None:
-        """Store new listings in the user's cache. Wait at most 1 s: its folder may be on a slow network."""
+        """Store new listings in the user's cache. Wait at most 1 s: the cache may be on a slow disk."""
         unsaved = [] if self._wiring.presumed is None else self._wiring.presumed.unsaved()
         if not unsaved:
             return
@@ -442,7 +447,7 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """After an event of the agent: prewarm the next turn's sessions if the agent waits for the model."""
+        """Prewarm the next turn's sessions if the agent waits for the model. Called after each event."""
         if self._early is not None:
             self._early.stepped()
         pool, agent = self._resources.pool, self._agent
@@ -484,7 +489,7 @@ class TurnActors:
 
 
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[int]) -> dict[int, int]:
-    """Record messages again, as copies but for those in `own`. Return the new numbers by the old."""
+    """Record messages again, as copies unless their number is in `own`. Return the new numbers by the old."""
     numbers: dict[int, int] = {}
     for each in copied:
         again = recorder.record(
