@@ -51,9 +51,9 @@ class AgentActor(Actor[m.TurnEvent]):
         self._asked: Envelope[m.TurnEvent] | None = None
         self._pace = Pace()
         self.approval: Mailbox[m.AskApproval] | None = None  # needed if the policy can ask
-        self.presumed: m.ToolsPresumed | None = None  # what the servers are expected to list; likewise
-        self.forked: m.TurnForked | None = None  # recorded after `RunTurn`
-        self.on_step: Callable[[], None] | None = None
+        self.presumed: m.ToolsPresumed | None = None  # recorded after `RunTurn`; `None`: nothing is presumed
+        self.forked: m.TurnForked | None = None  # recorded after `RunTurn`; `None`: the turn is no fork
+        self.on_step: Callable[[], None] | None = None  # called after each event
         self.end: m.TurnEnd | m.TurnWaits | None = None  # the reply to `RunTurn`, once it is sent
         self.last_request: m.RequestCompletion | None = None
         # The turn's part of the conversation, without requests for a summary and their replies.

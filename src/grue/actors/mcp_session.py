@@ -61,7 +61,8 @@ class SessionActor(Actor[m.SessionCommand]):
         self._deadline = deadline
         self._connected: ToolConnection | None = None
         self._closed_reported = False
-        # What the last session listed when it opened, and since; `None`: nothing, or not all that it serves.
+        # The tools that the last session listed when it opened, and those that it listed last. `None`: no
+        # session has opened, or the server also serves tools that it does not list.
         self.listed: tuple[m.ToolDefinition, ...] | None = None
         self.listed_last: tuple[m.ToolDefinition, ...] | None = None
         self._tools: tuple[m.ToolDefinition, ...] = ()

@@ -60,7 +60,7 @@ class _Completed(Struct, frozen=True):
 
 
 class CompletedTurns:
-    """The completed turns of an earlier run, read from its trace, but those with a redacted secret."""
+    """The completed turns of an earlier run, read from its trace, except turns with a redacted secret."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}
@@ -166,7 +166,7 @@ def asks_the_same(one: m.RunTurn, other: m.RunTurn) -> bool:
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """Settings of `Runner.map`: up to `concurrency` turns run at once in the `Episode` from `begin`."""
+    """Settings of `Runner.map`: up to `concurrency` turns run at once, in the `Episode` of `begin`."""
 
     begin: Callable[[], Episode]
     settings: TurnSettings

@@ -205,7 +205,10 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None) -> RecordedRun:
-    """Read the turn `turn`, or the only one; of several, the one with message number `at`, or the last."""
+    """Read the turn with the number `turn`; `None`: the trace's only turn.
+
+    If several turns have the number, read the last that began at message `at` or before it.
+    """
     reader, forks = open_episode(path), forks_of(path)
     begun: dict[int, list[tuple[int, ForkPlace | None]]] = {}
     others: dict[int, None] = {}

@@ -146,7 +146,10 @@ class TurnRecord:
         return server in self._disabled and bool(self._failures.get(server))
 
     async def start(self, server: m.ServerName, *, in_order: bool) -> None:
-        """Repeat a server's recorded start. `in_order`: first wait for the servers that started before it."""
+        """Repeat a server's recorded start: a recorded failure raises `ServerFailed`.
+
+        `in_order`: first wait for the servers that started before this one.
+        """
         if in_order and server in self._started:
             for started in takewhile(lambda each: each is not self._started[server], self._started.values()):
                 await started.wait()

@@ -131,7 +131,8 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
     """Return `limits`, with the start-up limit of each server filled in.
 
-    A limit of `limits.startup_timeouts_s` counts before the server's own, and that before the common limit.
+    An entry in `limits.startup_timeouts_s` takes precedence over the server's own limit, and that over the
+    common limit.
     """
     common_s, own = limits.server_startup_timeout_s, {}
     for name, server in servers.items():
@@ -255,7 +256,7 @@ def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, Tool
 def servers_for(
     tools: bool | Sequence[str], servers: Mapping[m.ServerName, ToolServer]
 ) -> tuple[m.ServerName, ...]:
-    """Return the servers that a turn opens for `tools`: all tools, none (`False`), or patterns of names."""
+    """Return the servers that a turn opens; `tools` is as in `TurnRequest`."""
     if isinstance(tools, bool):
         return tuple(servers) if tools else ()
     starts = tuple(_GLOB.split(pattern, maxsplit=1)[0] for pattern in tools)

@@ -46,15 +46,17 @@ class PooledConnection:
         self, server: m.ServerName, connect: Connect, recorder: Recorder, timeout_s: float, room: Room
     ) -> None:
         self.server = server
-        self.turn = 0  # that uses the connection; 0: none
-        self.generation = 0  # turn that uses or will use it, as the pool counts turns
+        self.turn = 0  # the number of the turn that uses the connection; 0: no turn does
+        self.generation = 0  # which turn, as the pool counts them, uses or will use the connection
         self.connection: ToolConnection = connect(self._note)
-        self.listing: Listing | None = None  # the latest; set when it opens
-        self.failed: Exception | None = None  # why it did not open, or what crashed the owner
-        self.opened = anyio.Event()  # opening has succeeded, failed or was given up
-        self.wanted = anyio.Event()  # somebody waits: ends the delay before a prewarm
-        self.gone = anyio.Event()  # closed, and none of its processes is alive
-        self.alone = anyio.Lock()  # held for a batch: a kept session is shared
+        self.listing: Listing | None = None  # the latest listing; `None`: the connection has not opened
+        self.failed: Exception | None = (
+            None  # why the connection did not open, or what crashed the owner task
+        )
+        self.opened = anyio.Event()  # set when opening has succeeded, has failed or was given up
+        self.wanted = anyio.Event()  # set when somebody waits: ends the delay before a prewarm
+        self.gone = anyio.Event()  # set when the connection is closed, and none of its processes is alive
+        self.alone = anyio.Lock()  # held during a batch of calls, because a kept session is shared
         self._released = anyio.Event()
         self._opening = anyio.CancelScope()
         self._recorder = recorder

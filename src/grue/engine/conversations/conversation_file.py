@@ -38,9 +38,9 @@ FORMAT = 1
 class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     """The first line of a conversation's file.
 
-    `entries` entries were written with the header and follow it; `length` and `digest` are the ledger's after
-    them. `call_ids`: ids of tool calls that no line has, because a `Rewritten` has removed them; new calls
-    must not reuse these ids.
+    `entries`: how many entries were written together with the header, on the lines after it. `length` and
+    `digest`: those of the ledger after these entries. `call_ids`: ids of tool calls that no line has, because
+    a `Rewritten` has removed them; new calls must not reuse these ids.
     """
 
     format: int

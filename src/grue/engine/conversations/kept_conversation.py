@@ -62,7 +62,7 @@ KEPT_BYTES = 64 * 2**20
 """The most bytes of results (as JSON) that a conversation keeps in memory for its turns without a trace."""
 
 _SHORT = 100
-"""Results of up to this many bytes always reach the model whole, so they are not kept."""
+"""Results of up to this many bytes are not kept: the model gets them whole, or `max_result_chars` is tiny."""
 
 _TAG = "ToolReturned"
 
@@ -70,8 +70,8 @@ _TAG = "ToolReturned"
 class EarlierResults:
     """Finds whole results of earlier turns, for the built-in tool `read_result`. Thread-safe.
 
-    For a turn that has a trace, only the trace's path is kept in memory. For other turns, the newest results
-    are kept, up to `KEPT_BYTES`.
+    For a turn that has a trace, only its number and the trace's path are kept in memory. Of other turns, the
+    newest results are kept, up to `KEPT_BYTES`.
     """
 
     def __init__(self, turns: Iterable[TurnRecorded] = ()) -> None:
@@ -90,7 +90,7 @@ class EarlierResults:
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
-        """Begin a turn, add it to `turns` and return it; `None`: no trace, or it is the last one there."""
+        """Begin a turn; return its new entry in `turns`. `None`: it has no trace, or has an entry."""
         self._trace = trace
         recorded = None if trace is None else TurnRecorded(turn, str(trace), conversation)
         if recorded is None or recorded in self._turns[-1:]:
@@ -99,7 +99,7 @@ class EarlierResults:
         return recorded
 
     def end(self, records: Iterable[m.ToolCallRecord]) -> None:
-        """Keep in memory the results of the turn that began last, unless a trace has them."""
+        """Keep in memory the longer results of the turn that began last, unless a trace has them."""
         if self._trace is not None:
             return
         with self._lock:
@@ -223,8 +223,8 @@ class KeptConversation:
     While a turn continues the conversation, `turn`, `abandon`, `catch_up`, `save`, `dumps` and `branch` raise
     `ConversationBusy`. Methods that read or write the file raise `ConversationError` if that fails.
 
-    `learned` and `tools` are what an earlier process has learned about the endpoint, and has offered last.
-    `open_turn` is a turn that can be resumed: it is parked, or its process was killed.
+    `learned` is what an earlier process has learned about the endpoint; `tools` are the tools that it offered
+    last. `open_turn` is a turn that can be resumed: it is parked, or its process was killed.
     """
 
     def __init__(
@@ -413,7 +413,7 @@ class KeptConversation:
             self._write_now()
 
     def require_open(self, turn: int, began: m.HistoryReference) -> TurnMark:
-        """Return the open turn's mark; raises `ConversationError` unless it is `turn`, begun at `began`."""
+        """Return the mark of `turn`, which began at `began`; `ConversationError`: it is not the open turn."""
         mark = self.open_turn
         if mark is None or (mark.turn, mark.began) != (turn, began.digest):
             raise ConversationError(

@@ -322,9 +322,9 @@ class RecordedTurn:
     """The last part of a turn, as the trace has it, and the entries that were added in its earlier parts.
 
     A new part begins each time the turn is resumed. `events` are what the agent got in the last part, and
-    `asked` is the part's last request. `said` has the messages that add to a conversation, from all parts: a
-    `ReplyDropped(request=0)` drops a recorded reply whose request is sent again. `said_before` has the
-    requests and replies of earlier parts.
+    `asked` is the part's last request. `said` has the messages of all parts that change a conversation; a
+    `ReplyDropped(request=0)` among them drops a recorded reply whose request is sent again. `said_before` has
+    the requests and replies of earlier parts.
     """
 
     def __init__(self, begun: EpisodeEnvelope, run: m.RunTurn, before: "RecordedTurn | None") -> None:

@@ -80,10 +80,10 @@ class SessionSources(Struct, frozen=True, kw_only=True):
 
 
 class ServerSessions:
-    """At most one session per server, opened when it is first needed. Use it in one asyncio event loop.
+    """At most one session per server, opened when it is first needed. All calls come from one asyncio loop.
 
-    Calls to one server run one at a time, and calls to different servers in parallel. A server that cannot be
-    started raises `MCPServerStartupError`.
+    Calls to one server run one at a time, and calls to different servers in parallel. If a server cannot be
+    started, `connect` returns the failure, and every other method raises `MCPServerStartupError`.
     """
 
     def __init__(self, sources: SessionSources) -> None:

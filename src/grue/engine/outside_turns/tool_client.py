@@ -130,7 +130,7 @@ class ToolClient(ToolAccess):
 
     @property
     def closed(self) -> Mapping[str, m.SessionClosed]:
-        """How each closed session ended, by server name."""
+        """How each server's last session ended, by server name; servers with an open session are left out."""
         return self._sessions.closed
 
     def connect(self, *names: str) -> Mapping[str, m.SessionOpened | m.ServerFailure]:
