@@ -229,7 +229,7 @@ class TurnCancelled(MCPError):  # noqa: N818 - named as the event it reports, li
 
 
 class BudgetSpent(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """The episode's budget has no room for a turn. The turn is not started, or its next request is not sent."""
+    """The episode's budget has no room for a turn. The turn is not started, or its request is not sent."""
 
 
 class AnswerError(MCPError):

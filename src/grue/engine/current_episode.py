@@ -92,24 +92,20 @@ class Episode:
         """Submit work and await its end in the caller's loop. A cancellation waits for the clean-up."""
         self.loop.loop_thread.refuse_waiting()
         call = self.submit(work, beside=beside)
-        try:
-            await self._watch(call)
-        except RuntimeError as error:
-            call.interrupt()
-            raise MCPError(f"The turn was cancelled: no thread could wait for it ({error}).") from error
-        return call.result()
-
-    async def _watch(self, call: Call[T]) -> None:
         # A separate limiter, so that the waiting thread takes no place in the default limiter of this loop.
         thread = anyio.CapacityLimiter(1)
         try:
             await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True, limiter=thread)
+        except RuntimeError as error:
+            call.interrupt()
+            raise MCPError(f"The turn was cancelled: no thread could wait for it ({error}).") from error
         except anyio.get_cancelled_exc_class():
             call.interrupt()
             thread = anyio.CapacityLimiter(1)
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(wait, [call], INTERRUPT_GRACE_S, limiter=thread)
             raise
+        return call.result()
 
     async def _in_turn(self, work: Work[T]) -> T:
         async with self._free_turns:
@@ -130,22 +126,22 @@ class Episode:
     async def _open(self, group: TaskGroup) -> AsyncIterator[None]:
         self._slots = [self.resources] * self._at_once
         if self._sessions != "fresh":
-            self._slots = [self._with_pool(group) for _ in self._slots]
+            # Import `SessionPool` here: with `keep="nothing"` no turn needs it, and the import takes time.
+            with importing():
+                from grue.tool_sessions.session_pool import SessionPool
+
+            self._pools = [
+                SessionPool(group, self._recorder, self._sessions, self._expects_turn) for _ in self._slots
+            ]
+            self._slots = [
+                replace(self.resources, pool=pool, sampling=CurrentSampler()) for pool in self._pools
+            ]
             self.resources = self._slots[0]
         self._free_turns = anyio.CapacityLimiter(self._at_once)
         async with contextlib.AsyncExitStack() as stack:
             if self._endpoint is not None:
                 await stack.enter_async_context(self._endpoint)
             yield
-
-    def _with_pool(self, group: TaskGroup) -> TurnResources:
-        # Import `SessionPool` here: with `keep="nothing"` no turn needs it, and the import takes time.
-        with importing():
-            from grue.tool_sessions.session_pool import SessionPool
-
-        pool = SessionPool(group, self._recorder, self._sessions, self._expects_turn)
-        self._pools.append(pool)
-        return replace(self.resources, pool=pool, sampling=CurrentSampler())
 
 
 def starts_of(keep: Keep, start: Start) -> tuple[Sessions, StartWhen]:

@@ -74,10 +74,6 @@ class WholeResult:
         """The whole result as one text."""
         return whole_text(self._result)
 
-    @functools.cached_property
-    def _lines_in_all(self) -> int:
-        return self.text.count("\n") + 1
-
     def read(self, asked: Wanted, max_chars: int, *, clock: Callable[[], float] = time.monotonic) -> str:
         """Return the wanted part in about `max_chars` characters at most; raises `CannotReadError`."""
         room = max(1, max_chars - _HEADER)
@@ -91,7 +87,7 @@ class WholeResult:
 
     def _lines(self, first: int, last: int | None, skip: int, room: int) -> str:
         text = self.text
-        lines = self._lines_in_all
+        lines = text.count("\n") + 1
         if first > lines:
             raise CannotReadError(f"the result has {lines} lines")
         last = lines if last is None else min(last, lines)
