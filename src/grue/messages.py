@@ -860,8 +860,8 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
     If a `CompletionReceived` was sent already, the agent receives it before this message.
 
     Attributes:
-        usage: The cost of the request, unless a `CompletionReceived` has reported it. If the request was
-            cancelled, the cost is not known, and this is an upper limit.
+        usage: If the request was cancelled: an estimate of what it has cost. Otherwise nothing, because a
+            `CompletionReceived` or `CompletionFailed` has reported the cost.
     """
 
     request: int
@@ -926,7 +926,7 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
 
 
 class CostUncounted(Message, frozen=True, kw_only=True):
-    """host: costs are not known, so a cost limit has no effect. Once for each runner or resumed turn."""
+    """host: costs are not known, so a cost limit has no effect. Once per runner, resumed turn or fork."""
 
     compared = False
     model: str

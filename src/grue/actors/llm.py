@@ -172,8 +172,8 @@ class Asking:
         reply = await self._posted(body, streamed, permit)
         self.unreported = before
         if isinstance(reply, Fault) and (reply.received or reply.usage.input_tokens):
-            # Providers bill the part of a broken reply that has arrived. If the reply does not state its
-            # usage, which stands at its end, estimate the tokens.
+            # Providers bill the part of a broken reply that has arrived. The usage usually comes with the end
+            # of a reply; if it has not come, estimate it.
             tokens = math.ceil(reply.received / per_token)
             estimate = most_usage(len(body), per_token, tokens, self._price)
             stated = with_cost(reply.usage, None, self._price)

@@ -72,7 +72,7 @@ class SessionActor(Actor[m.SessionCommand]):
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """First run the session of `reopens`, if set. If cancelled, report `SessionClosed`, unless done."""
+        """First run the session of `reopens`, if set. If cancelled, report `SessionClosed`, but only once."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)

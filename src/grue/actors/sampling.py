@@ -46,8 +46,8 @@ class CurrentSampler:
 class Sampler:
     """Answers the sampling requests of one turn, within `limits`, and tells the agent what each has cost."""
 
-    # `spent` returns what the turn and its servers have spent, `sampled` how many servers' requests are in
-    # it. Of the budget, one request is held back for the turn's answer.
+    # `spent` returns what the turn and its servers have spent, and `sampled` how many requests of servers are
+    # included there. One request of the budget is held back for the turn's answer.
 
     def __init__(
         self,

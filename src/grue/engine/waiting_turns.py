@@ -97,7 +97,7 @@ class _Account:
 
 
 class _Room(Struct, frozen=True, kw_only=True):
-    """Stores the requests of one turn until their replies arrive. `read_now`: those that the turn has got."""
+    """Stores the requests of one turn until their replies arrive. `read_now`: those whose reply was read."""
 
     files: BatchFolder
     path: str

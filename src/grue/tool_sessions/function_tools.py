@@ -151,7 +151,7 @@ class Parameters:
 
 
 def mentions_pydantic(kind: Any, depth: int = 0) -> bool:
-    """Return whether `kind`, a part of it or an annotation comes from `_PYDANTIC` or has pydantic's hooks."""
+    """Return whether a type, a part of it or its metadata is pydantic's (`_PYDANTIC`) or has its hooks."""
     if depth > _DEEPEST:
         return False
     if isinstance(kind, type) and any(_is_pydantic(base) for base in kind.__mro__):

@@ -172,6 +172,8 @@ class OwnedSession:
         or the server is no MCP server.
         """
         async with self._one_call_at_a_time:
+            if self.died is not None:
+                raise MCPError(self.died.cause)
             if not self.usable or self._client is None:
                 raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
             return await self._client.request(method, params, timeout_s)

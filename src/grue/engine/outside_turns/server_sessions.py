@@ -35,7 +35,7 @@ from grue.protocol.turn.connection import Untried
 from grue.runtime.loops.host_code import ends_the_task
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import Connect
-from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
+from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
 from grue.tool_sessions.server_specs import McpServer
 from grue.tool_sessions.session_pool import SessionPool, SharedSession
 
@@ -83,7 +83,7 @@ class ServerSessions:
     """At most one session per server, opened when it is first needed. All calls come from one asyncio loop.
 
     Calls to one server run one at a time, and calls to different servers in parallel. If a server cannot be
-    started, `connect` returns the failure, and every other method raises `MCPServerStartupError`.
+    started, `connect` returns the failure, and the other methods that need it raise `MCPServerStartupError`.
     """
 
     def __init__(self, sources: SessionSources) -> None:
@@ -195,7 +195,8 @@ class ServerSessions:
     async def request(self, server: str, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send a request other than a tool call and return the server's raw result.
 
-        Raises `MCPRequestError` if the server refused the request, did not answer in time, or has died.
+        Raises `MCPRequestError` if the server refused the request, did not answer in time, has died, or is no
+        MCP server.
         """
         name = self._known(server)
         self._refuse(method)
@@ -203,7 +204,7 @@ class ServerSessions:
         started, error = anyio.current_time(), ""
         try:
             return await session.request(method, params, timeout_s)
-        except (ToolTimedOutError, ToolRefusedError, ServerFailed) as failed:
+        except MCPError as failed:
             raised = _request_error(failed, name, method)
             error = str(raised)
             raise raised from failed

@@ -128,11 +128,11 @@ class ToolAccess(ABC):
             timeout_s: Limit in seconds; `None`: `limits.tool_call_timeout_s`.
 
         Raises:
-            MCPRequestError: The server refused the request, or has died. `MCPRequestTimedOut` is a subclass.
+            MCPRequestError: The server refused the request, has died, or is no MCP server.
+                `MCPRequestTimedOut` is a subclass.
             MCPServerStartupError: The server could not be started.
-            MCPError: The server is not configured, or is no MCP server. Or `method` is `tools/call` or
-                `initialize`, or is a subscription although no session stays open. Or the caller is inside a
-                turn of this runner.
+            MCPError: The server is not configured. Or `method` is `tools/call` or `initialize`, or is a
+                subscription although no session stays open. Or the caller is inside a turn of this runner.
         """
         return self._outside_turns(self._requesting(server, method, params, timeout_s))
 

@@ -234,3 +234,13 @@ async def test_a_call_is_recorded_in_the_turn_that_its_host_names() -> None:
     }
     assert turns == {OpenSession: [0], CallTools: [3, 0], ToolCalled: [3, 0], ToolReturned: [3, 0]}
     await cave.sessions.close()
+
+
+async def test_a_request_to_a_server_that_has_died_raises_a_request_error_and_is_recorded_with_it() -> None:
+    cave = Cave()
+    await cave.dies()
+    with pytest.raises(MCPRequestError, match="the server ended during tools/call"):
+        await cave.sessions.request("a", "ping", {}, 5.0)
+    (note,) = (each.body for each in cave.recorded if isinstance(each.body, ServerRequested))
+    assert note.error == "the server ended during tools/call"
+    await cave.sessions.close()
