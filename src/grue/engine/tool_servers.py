@@ -39,7 +39,7 @@ from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import Connect, SeenListing, ToolConnection
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads
-from grue.tool_sessions.host_tools import HostCommands, HostFunctions, ToolServer
+from grue.tool_sessions.host_tools import HostTools, ToolServer
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
 from grue.transports.mcp.client_options import ClientOptions, Pinning
 from grue.transports.mcp.sdk_version import require_mcp
@@ -56,10 +56,8 @@ def connect_to(
     match server:
         case StdioServer() | HttpServer():
             return lambda note: _mcp_client(server, registry, options or ClientOptions(), note)
-        case HostCommands():
-            return lambda _note: server.connect(m.ServerName(name), registry)
-        case HostFunctions():
-            return lambda note: server.connect(m.ServerName(name), note=note)
+        case HostTools():
+            return lambda note: server.connect(m.ServerName(name), registry, note=note)
         case _:
             return server
 
@@ -90,7 +88,7 @@ def _mcp_client(
 
 def hide_secrets(recorder: Recorder, servers: Iterable[ToolServer]) -> None:
     """Register the secrets of the environment and of the servers' settings with the recorder."""
-    kinds = McpServer | HostCommands
+    kinds = McpServer | HostTools
     configured = [server.named_values() for server in servers if isinstance(server, kinds)]
     for name, value in secrets_in(os.environ, *configured).items():
         recorder.hide(name, value)
@@ -212,9 +210,7 @@ def _right_form(server: object) -> str:
         return "StdioServer(command=..., args=(...))"
     if isinstance(server, FunctionType | MethodType | BuiltinFunctionType) and not _may_connect(server):
         return f"FunctionTools([{server.__name__}])"
-    known = isinstance(server, HostFunctions | HostCommands) or (
-        callable(server) and not isinstance(server, type)
-    )
+    known = isinstance(server, HostTools) or (callable(server) and not isinstance(server, type))
     return "" if known else "StdioServer(command=...), HttpServer(url=...) or FunctionTools([...])"
 
 
@@ -249,7 +245,7 @@ def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, Tool
     policy = settings_or_default("tool_policy", policy, ToolPolicy())
     if policy == ToolPolicy():
         return policy
-    own = (name for name, server in servers.items() if isinstance(server, HostFunctions | HostCommands))
+    own = (name for name, server in servers.items() if isinstance(server, HostTools))
     return replace(check_policy(policy), trusted=(*policy.trusted, *own))
 
 
@@ -295,7 +291,7 @@ class PresumedListings:
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]
-        starting = [name for name in on if not isinstance(self._servers[name], HostFunctions | HostCommands)]
+        starting = [name for name in on if not isinstance(self._servers[name], HostTools)]
         # Check the servers first: most turns return here, without listing the host's functions and commands.
         if not starting or not all(self._may_presume(name) and self._found(name) for name in starting):
             return None
@@ -376,13 +372,10 @@ class PresumedListings:
     def _of(
         self, name: m.ServerName, policy: FailurePolicy, registry: ProcessRegistry
     ) -> m.PresumedListing | None:
-        match self._servers[name]:
-            case HostFunctions() as functions:
-                listing = functions.connect(name).listing
-            case HostCommands() as shell:
-                listing = shell.connect(name, registry).listing
-            case _:
-                return self._listing(name, policy)
+        server = self._servers[name]
+        if not isinstance(server, HostTools):
+            return self._listing(name, policy)
+        listing = server.connect(name, registry).listing
         if listing.serves_unlisted:
             return None
         return m.PresumedListing(server=name, tools=listing.tools, source="known")

@@ -557,9 +557,7 @@ class HostTurn(Generic[T]):
                 parking.require(command, given_history=bool(request.history))
             wiring = settings.wiring if past.llm is None else replace(settings.wiring, llm=past.llm)
             earlier = past.results or self.earlier
-            actors = past.actors = TurnActors(
-                wiring, resources, command, check, request.on_delta, earlier, self.record
-            )
+            actors = TurnActors(wiring, resources, command, check, request.on_delta, earlier, self.record)
             self.progress.enter(actors)
             try:
                 end = await actors.run(memory.connections)
@@ -570,6 +568,8 @@ class HostTurn(Generic[T]):
                 raise
             finally:
                 self.progress.leave()
+                if past.history is not None:
+                    past.ran, past.end, past.last_request = True, actors.end, actors.last_request
                 # Store the states after a failure or a cancellation too, because the next turn has to know
                 # which servers were connected or disabled in this one.
                 memory.learn(actors.connections)

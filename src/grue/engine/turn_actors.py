@@ -39,7 +39,7 @@ from grue.runtime.loops.host_code import HostCodeFailed, host_code, single
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import Connect
-from grue.tool_sessions.host_tools import HostCommands, HostFunctions
+from grue.tool_sessions.host_tools import HostTools
 from grue.tool_sessions.server_specs import McpServer
 from grue.transports.llm.endpoint import current_room
 
@@ -242,7 +242,8 @@ class TurnActors:
 
     def _time_for_closing(self) -> float:
         on = [name for name in self._command.servers if not isinstance(self._before.get(name), Disabled)]
-        has_sessions = any(not isinstance(self._wiring.servers[name], HostFunctions) for name in on)
+        servers = [self._wiring.servers[name] for name in on]
+        has_sessions = any(not isinstance(each, HostTools) or each.starts_processes for each in servers)
         return kept_for_closing(self._command.limits) if has_sessions else 0.0
 
     async def _supervised(self) -> m.TurnEnd | m.TurnWaits:
@@ -430,11 +431,9 @@ class TurnActors:
         pool = self._resources.pool
         if pool is None:
             return connect
-        if isinstance(server, HostFunctions):
-            return lambda note: server.connect(name, before_calls=pool.wait_closed, note=note)
-        if isinstance(server, HostCommands):
+        if isinstance(server, HostTools):
             registry = self._resources.registry
-            return lambda _: server.connect(name, registry, before_calls=pool.wait_closed)
+            return lambda note: server.connect(name, registry, pool.wait_closed, note)
         if not isinstance(server, McpServer):
             return connect
         return lambda _: pool.lend(name, connect, self._command.turn, self._deadline)

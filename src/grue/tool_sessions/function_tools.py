@@ -41,10 +41,11 @@ from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task, single
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
-from grue.tool_sessions.host_tools import BeforeCalls, HostFunctions, InvalidArgumentsError, is_mutable
+from grue.tool_sessions.host_tools import BeforeCalls, HostTools, InvalidArgumentsError, is_mutable
 from grue.tool_sessions.server_requests import Notify
 
 if TYPE_CHECKING:
+    from grue.runtime.processes.process_group import ProcessRegistry
     from grue.tool_sessions.pydantic_parameters import PydanticParameter
 
 
@@ -531,7 +532,7 @@ class _Function(Struct, frozen=True):
     annotations: ToolAnnotations | None
 
 
-class FunctionTools(HostFunctions):
+class FunctionTools(HostTools):
     """A tool server made of functions. Pass it to a `Runner` in place of an MCP server.
 
     Args:
@@ -566,13 +567,18 @@ class FunctionTools(HostFunctions):
                 )
             _refuse_what_cannot_be_called(name, function)
         self.catch_all = catch_all
-        self._served = {name: _function(name, function) for name, function in self.functions.items()}
+        self.served = {name: _function(name, function) for name, function in self.functions.items()}
 
     def connect(
-        self, server: m.ServerName, before_calls: BeforeCalls = None, note: Note | None = None
+        self,
+        server: m.ServerName,
+        registry: ProcessRegistry | None = None,
+        before_calls: BeforeCalls = None,
+        note: Note | None = None,
     ) -> FunctionConnection:
         """Make the connection for one session. `before_calls` is awaited before each call."""
-        return FunctionConnection(server, self._served, self.catch_all, before_calls, note)
+        del registry  # functions start no process that the runner could kill
+        return FunctionConnection(self, server, before_calls, note)
 
 
 class FunctionConnection:
@@ -581,16 +587,11 @@ class FunctionConnection:
     status = ConnectionStatus()
 
     def __init__(
-        self,
-        server: m.ServerName,
-        functions: Mapping[str, _Function],
-        catch_all: CatchAll | None = None,
-        before_calls: BeforeCalls = None,
-        note: Note | None = None,
+        self, tools: FunctionTools, server: m.ServerName, before_calls: BeforeCalls, note: Note | None
     ) -> None:
         self._server = server
-        self._functions = functions
-        self._catch_all = catch_all
+        self._functions = tools.served
+        self._catch_all = tools.catch_all
         self._before_calls = before_calls
         self._note = note
         self._converted: tuple[m.JsonObject, dict[str, Any]] | None = None

@@ -1,7 +1,7 @@
-"""Base classes that let the engine recognise `FunctionTools` and `ShellTool` without importing either."""
+"""The base class by which the engine recognises `FunctionTools` and `ShellTool` without importing either."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 from grue import messages as m
 from grue.runtime.actor import Note
@@ -22,36 +22,32 @@ class HostConnection(ToolConnection, Protocol):
 BeforeCalls: TypeAlias = Callable[[], Awaitable[object]] | None
 
 
-class HostFunctions:
-    """Base of `FunctionTools`: tools that are functions of the program."""
+class HostTools:
+    """Base of `FunctionTools` and `ShellTool`: tools that the program itself provides."""
 
     __slots__ = ()
+    starts_processes: ClassVar[bool] = False
 
     def connect(
-        self, server: m.ServerName, before_calls: BeforeCalls = None, note: Note | None = None
+        self,
+        server: m.ServerName,
+        registry: ProcessRegistry,
+        before_calls: BeforeCalls = None,
+        note: Note | None = None,
     ) -> HostConnection:
-        """Make the connection for one session."""
-        raise NotImplementedError
+        """Make the connection for one session. `before_calls` is awaited before each call.
 
-
-class HostCommands:
-    """Base of `ShellTool`: a tool that runs commands."""
-
-    __slots__ = ()
-
-    def connect(
-        self, server: m.ServerName, registry: ProcessRegistry, before_calls: BeforeCalls = None
-    ) -> HostConnection:
-        """Make the connection for one session."""
+        Through `registry`, the runner can kill a process of the tools without the turn's event loop.
+        """
         raise NotImplementedError
 
     def named_values(self) -> Mapping[str, str]:
         """Return the configured values that may be secret, by name, for redaction."""
-        raise NotImplementedError
+        return {}
 
 
-ToolServer: TypeAlias = McpServer | HostFunctions | HostCommands | Connect
-"""A server process, a server at a URL, functions of the host, or a factory of the host's own connections."""
+ToolServer: TypeAlias = McpServer | HostTools | Connect
+"""A server process, a server at a URL, tools of the program, or a factory of the host's own connections."""
 
 
 class InvalidArgumentsError(Exception):

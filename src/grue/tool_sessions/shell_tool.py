@@ -10,7 +10,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import anyio
 import msgspec
@@ -21,13 +21,14 @@ from grue.errors import MCPConfigError
 from grue.field_checks import check_settings, shown
 from grue.policies import ToolAnnotations
 from grue.protocol.tools import results as tool_results
+from grue.runtime.actor import Note
 from grue.runtime.processes.child_process import Capture, Command
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.runtime.safe_text import plain_text
 from grue.sandbox.box import Sandbox, sandbox_of
 from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools, ToolContext, tool
-from grue.tool_sessions.host_tools import BeforeCalls, HostCommands
+from grue.tool_sessions.host_tools import BeforeCalls, HostTools
 from grue.tool_sessions.redaction import Redactor
 
 _SHELL = "/bin/sh"
@@ -44,7 +45,7 @@ AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
 """The programs that may be run, each alone or with its first arguments; or `any`."""
 
 
-class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
+class ShellTool(Struct, HostTools, frozen=True, kw_only=True):
     """A tool server with the tool `run`, which runs a command and returns the output and exit status.
 
     ```python
@@ -75,6 +76,8 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         MCPConfigError: For example, the folder or a program does not exist, or `shell` is used with an
             allow-list.
     """
+
+    starts_processes: ClassVar[bool] = True
 
     folder: str | os.PathLike[str]
     commands: AllowedCommands
@@ -143,13 +146,15 @@ class ShellTool(Struct, HostCommands, frozen=True, kw_only=True):
         return tuple(self._allowed(entry) for entry in entries)
 
     def connect(
-        self, server: m.ServerName, registry: ProcessRegistry, before_calls: BeforeCalls = None
+        self,
+        server: m.ServerName,
+        registry: ProcessRegistry,
+        before_calls: BeforeCalls = None,
+        note: Note | None = None,
     ) -> FunctionConnection:
-        """Make the connection for one session.
-
-        Through `registry`, the runner can kill a running command without the turn's event loop.
-        """
-        connection = FunctionTools([_Commands(self, registry).tool()]).connect(server, before_calls)
+        """Make the connection for one session, as `HostTools` says."""
+        tools = FunctionTools([_Commands(self, registry).tool()])
+        connection = tools.connect(server, registry, before_calls, note)
         if self.sandbox is not None:
             # imported here, because most programs have no boxes
             from grue.sandbox.launch import is_enforced, reach

@@ -374,7 +374,7 @@ async def test_what_has_to_be_waited_for_is_over_before_a_batch_is_called() -> N
         log.append("wait_closed")
 
     async with FunctionTools({"tool": lambda: log.append("called")}).connect(
-        "mine", wait_closed
+        "mine", before_calls=wait_closed
     ) as connection:
         await connection.open(60)
         assert log == [], "opening is no reason to wait"

@@ -21,7 +21,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import anyio.to_thread
 import msgspec
@@ -189,24 +188,12 @@ _LONG = 2**20
 """From this many bytes on, lines are written in a thread, because the write would block the event loop."""
 
 
-class TurnReport(Protocol):
-    """What a conversation reads from a turn's actors after the turn."""
-
-    @property
-    def end(self) -> m.TurnEnd | None:
-        """How the turn ended; `None`: its agent did not report it."""
-        ...
-
-    @property
-    def last_request(self) -> m.RequestCompletion | None:
-        """The last request to the model; `None`: the turn has sent no request."""
-        ...
-
-
 class TurnPast(Struct, kw_only=True):
-    """What a conversation gives a turn that continues it. The turn sets `actors` later.
+    """What a conversation gives a turn that continues it, and what the turn reports at its end.
 
-    `history`: number and digest of the entries before the turn; `None`: the turn is in no conversation.
+    `history`: number and digest of the entries before the turn; `None`: the turn is in no conversation. The
+    turn sets the last three fields: that its actors ran, how its agent ended it (`None`: not reported), and
+    its last request to the model, if any.
     """
 
     history: m.HistoryReference | None = None
@@ -214,7 +201,9 @@ class TurnPast(Struct, kw_only=True):
     bytes_per_token: float | None = None
     llm: LlmFactory | None = None
     results: EarlierResults | None = None
-    actors: TurnReport | None = None
+    ran: bool = False
+    end: m.TurnEnd | None = None
+    last_request: m.RequestCompletion | None = None
 
 
 class KeptConversation:
@@ -369,13 +358,13 @@ class KeptConversation:
             try:
                 yield past
             except BaseException as error:
-                self._close_turn(lent, past.actors, parked)
+                self._close_turn(lent, past, parked)
                 # `_require_saved` may raise another error in place of `error`. So call it for an `MCPError`
                 # only: a cancellation must reach the caller.
                 if isinstance(error, MCPError):
                     self._require_saved()
                 raise
-            self._close_turn(lent, past.actors, parked)
+            self._close_turn(lent, past, parked)
             self._require_saved()
 
     def abandon(self) -> None:
@@ -616,22 +605,21 @@ class KeptConversation:
             self._failed = error
             raise
 
-    def _close_turn(self, lent: LentConversation, actors: TurnReport | None, parked: TurnMark | None) -> None:
+    def _close_turn(self, lent: LentConversation, turn: TurnPast, parked: TurnMark | None) -> None:
         """Mark the turn as parked, or end it in the history, and write the new entries to the file.
 
         `parked` is the `TurnMark` that a resumed turn had while it was parked.
         """
-        encoded, asked = lent.encoded, None if actors is None else actors.last_request
+        encoded, asked, end = lent.encoded, turn.last_request, turn.end
         if asked is not None and not asked.aside and (lent.told is None or lent.told.request < asked.request):
             encoded.ask(asked.new, asked.mode)
-        end = None if actors is None else actors.end
         self.results.end(() if end is None else end.tool_calls)
         if isinstance(end, m.TurnParked) and self.open_turn is not None:
             self._mark(replace(self.open_turn, state="parked", questions=end.questions, untold=end.untold))
-        elif parked is not None and (actors is None or is_parked_still(end)):
+        elif parked is not None and (not turn.ran or is_parked_still(end)):
             self._mark(parked)
         else:
-            if actors is not None:
+            if turn.ran:
                 encoded.close(end)
             self._mark(None)
         self._learn(encoded)

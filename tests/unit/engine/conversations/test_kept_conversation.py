@@ -45,12 +45,9 @@ def wiring() -> Wiring:
     return wire(LLM, {}, recorder=Recorder())
 
 
-class Report:
-    """What a turn's actors say of the turn after it."""
-
-    def __init__(self, end: Any = DONE, last_request: RequestCompletion | None = None) -> None:
-        self.end = end
-        self.last_request = last_request
+def report(past: TurnPast, end: Any = DONE, last_request: RequestCompletion | None = None) -> None:
+    """Report the turn's end, as the turn does when its actors have ended."""
+    past.ran, past.end, past.last_request = True, end, last_request
 
 
 def request(text: str, number: int = 1, mode: Any = None) -> RequestCompletion:
@@ -73,13 +70,13 @@ async def one_turn(kept: KeptConversation, wiring: Wiring, text: str = "u", answ
         await lent.save()
         lent.encoded.keep(Reply(content=answer))
         await lent.save()
-        past.actors = Report()
+        report(past)
 
 
 async def unsaved_turn(kept: KeptConversation, wiring: Wiring) -> None:
     """Run a turn whose LLM actor cannot write the file, and crashes."""
     with kept.turn(wiring.lender, wiring.endpoint) as past:
-        past.actors = Report()
+        report(past)
         lent_by(past).encoded.ask(request("u").new, RequireAnswer())
         try:
             await lent_by(past).save()
@@ -89,7 +86,7 @@ async def unsaved_turn(kept: KeptConversation, wiring: Wiring) -> None:
 
 def interrupted_turn(kept: KeptConversation, wiring: Wiring) -> None:
     with kept.turn(wiring.lender, wiring.endpoint) as past:
-        past.actors = Report(None, request("u"))
+        report(past, None, request("u"))
         raise KeyboardInterrupt
 
 
@@ -113,7 +110,7 @@ async def test_a_turn_is_on_file_before_its_agent_can_act(tmp_path: Path, wiring
         lent.encoded.keep(Reply(content="a"))
         await lent.save()
         assert b'"a"' in path.read_bytes()
-        past.actors = Report()
+        report(past)
     kept.close()
     loaded = KeptConversation.load(path)
     assert (loaded.id, texts(loaded), loaded.ledger.digest) == (kept.id, ["s", "u", "a"], kept.ledger.digest)
@@ -123,7 +120,7 @@ async def test_a_turn_is_on_file_before_its_agent_can_act(tmp_path: Path, wiring
 def test_a_request_that_the_model_s_actor_never_took_is_kept(wiring: Wiring) -> None:
     kept = KeptConversation("s")
     with kept.turn(wiring.lender, wiring.endpoint) as past:
-        past.actors = Report(TurnFailed(turn=1, failure=Interrupted(reason="cancelled")), request("u"))
+        report(past, TurnFailed(turn=1, failure=Interrupted(reason="cancelled")), request("u"))
     assert texts(kept) == ["s", "u"]
 
 
@@ -138,8 +135,8 @@ async def test_a_reply_that_came_too_late_is_not_kept(tmp_path: Path, wiring: Wi
         lent.told = request("v", 2)
         lent.encoded.keep(Reply(content="late"))
         await lent.save()
-        past.actors = Report(
-            TurnFailed(turn=2, failure=Interrupted(reason="cancelled"), unread=True), request("v", 2)
+        report(
+            past, TurnFailed(turn=2, failure=Interrupted(reason="cancelled"), unread=True), request("v", 2)
         )
     kept.close()
     loaded = KeptConversation.load(path)
@@ -158,7 +155,7 @@ async def test_one_turn_at_a_time(wiring: Wiring, tmp_path: Path) -> None:
         ):
             with pytest.raises(ConversationBusy, match=f"{kept.id} is in the middle of a turn"):
                 other()
-        past.actors = Report()
+        report(past)
     with kept.asked(), pytest.raises(ConversationBusy), kept.asked():
         pass
     await one_turn(kept, wiring)
@@ -205,14 +202,14 @@ def test_names_that_clash_are_encoded_as_before_after_a_load(tmp_path: Path, wir
         encoded.ask(request("u").new, OfferTools((tool("h.b_c"),)))
         encoded.ask((), OfferTools((tool("h.b_c"), tool("h.b c"))))
         assert encoded.names.to_wire("h.b_c") == "h__b_c"
-        past.actors = Report()
+        report(past)
     kept.close()
     loaded = KeptConversation.load(path)
     with loaded.turn(wiring.lender, wiring.endpoint) as past:
         again = lent_by(past).encoded
         assert again.names.known == encoded.names.known
         assert again.tools == encoded.tools
-        past.actors = Report()
+        report(past)
     loaded.close()
 
 
