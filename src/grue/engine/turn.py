@@ -154,7 +154,8 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         kind: `answered`; `forced` (the model was told to finish); `degraded` (configured tools were not
             available); `fallback` (the host's own value, because the model gave no acceptable answer).
         reason: Why the kind is not `answered`. Empty otherwise, unless a server died and was started again.
-        raw_response: The text that the answer was parsed from, or the last text that was refused.
+        raw_response: The text that the answer was parsed from, or the last text that was refused; `None`:
+            there was none.
         tool_calls: All tool calls, in order, with their results.
         iterations: Number of replies with tool calls.
         requests: Number of requests to the model, those of servers (sampling) included.

@@ -219,7 +219,7 @@ _told: set[str] = set()
 
 
 def recorder_that_tells() -> Recorder:
-    """Return a recorder that logs each problem once, and at most 100 problems, to the logger `grue`."""
+    """Return a recorder that logs problems to the logger `grue`: each once in a process, at most 100."""
     recorder = Recorder()
     kinds = (m.ToolsUnseen, m.ServerNoted, m.ToolDrifted, m.CostUncounted, m.SettingsLeftOut, m.ReplyCut)
     failures = (m.ServerDied, m.McpDisabled, m.RequestCompletion, m.CompletionRetried)

@@ -223,7 +223,7 @@ def _default(value: object) -> object:
 
 
 _NOTICE_CHARS = 500
-_MAX_NOTICES = 500  # recorded of one call: a tight loop could fill the trace
+_MAX_NOTICES = 500  # the most that are recorded of one call: a tight loop could fill the trace
 
 
 class ToolCancelled(MCPError):  # noqa: N818 - named as the event, like the other cancellations

@@ -50,9 +50,7 @@ class PooledConnection:
         self.generation = 0  # which turn, as the pool counts them, uses or will use the connection
         self.connection: ToolConnection = connect(self._note)
         self.listing: Listing | None = None  # the latest listing; `None`: the connection has not opened
-        self.failed: Exception | None = (
-            None  # why the connection did not open, or what crashed the owner task
-        )
+        self.failed: Exception | None = None  # why it did not open, or what crashed the owner task
         self.opened = anyio.Event()  # set when opening has succeeded, has failed or was given up
         self.wanted = anyio.Event()  # set when somebody waits: ends the delay before a prewarm
         self.gone = anyio.Event()  # set when the connection is closed, and none of its processes is alive
