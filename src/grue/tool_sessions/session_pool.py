@@ -270,7 +270,7 @@ class SessionPool:
             self._forget_gone()
 
     async def _wait_for_room(self, starting: PooledConnection) -> None:
-        """Wait for the end of the processes of turns that are three or more before the turn of `starting`."""
+        """Wait until all processes from three or more turns before the turn of `starting` have ended."""
         # Cancelled turns do not wait for older processes, so a series of them could leave ever more alive.
         while old := [each for each in self._leaving if self._is_too_old(each, starting)]:
             await old[0].gone.wait()
