@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from grue import FunctionTools, LlmSettings, Runner, ToolPolicy, ToolRule, TurnRequest, parked_turns
 from grue.cli.app import app
 from grue.errors import ApprovalPending
-from grue.fleet.export import Origin, trajectory
+from grue.fleet.export import EpisodeRow, trajectory
 from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder, Manifest
 from grue.messages import (
     CallId,
@@ -293,7 +293,7 @@ def test_a_trajectory_has_the_turn_once_that_was_parked_and_resumed(tmp_path: Pa
             runner.run_turn(TurnRequest(system="s", user="Tidy up."))
         with Runner(llm=llm, servers={"functions": functions}, tool_policy=policy) as runner:
             runner.resume(trace, [each.approve() for turn in parked_turns(trace) for each in turn.questions])
-    steps = trajectory(trace, Origin(episode="e"))["steps"]
+    steps = trajectory(trace, EpisodeRow(episode="e"))["steps"]
     assert [each["source"] for each in steps] == ["system", "user", "agent", "agent", "agent"]
     observed = [each["observation"]["results"] for each in steps if "observation" in each]
     assert [[each["source_call_id"] for each in results] for results in observed] == [["a"], ["b"]]
@@ -320,7 +320,7 @@ def test_a_trajectory_has_the_results_of_turns_that_ran_at_the_same_time(tmp_pat
             )
             end = TurnCompleted(turn=turn, kind="answered", tool_calls=(record,))
             recorder.record(end, sender="agent", receiver="host", turn=turn)
-    steps = trajectory(tmp_path / TRACE, Origin(episode="e"))["steps"]
+    steps = trajectory(tmp_path / TRACE, EpisodeRow(episode="e"))["steps"]
     asked = [each for each in steps if each["source"] == "agent"]
     for turn, step in zip(turns, asked, strict=True):
         assert f"of turn {turn}" in step["observation"]["results"][0]["content"]

@@ -8,7 +8,7 @@ from forked_turns import Box, model, runner
 
 from grue.fleet.broker import Amount
 from grue.fleet.course import read_course, read_spent
-from grue.fleet.export import Origin, Samples, trajectory
+from grue.fleet.export import EpisodeRow, Samples, trajectory
 from grue.messages import CompletionReceived, TurnCompleted
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.counts import count_episode
@@ -75,8 +75,8 @@ def test_what_a_fork_repeats_has_no_rows_and_no_samples(fork: tuple[Path, int, i
     asked = [row for row in rows if isinstance(row, RequestRow)]
     assert sum(row.input_tokens or 0 for row in asked) == tokens
     assert (len(asked), sum(isinstance(row, CallRow) for row in rows)) == (requests, calls)
-    assert len([*Samples(trace, Origin(episode="b"))]) == requests
-    found = trajectory(trace, Origin(episode="b"))
+    assert len([*Samples(trace, EpisodeRow(episode="b"))]) == requests
+    found = trajectory(trace, EpisodeRow(episode="b"))
     assert found["final_metrics"]["total_prompt_tokens"] == tokens
     assert sum("metrics" in step for step in found["steps"]) == requests
     assert len([*cached_prompts(open_episode(trace))]) == requests

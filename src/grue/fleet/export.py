@@ -64,16 +64,6 @@ class Sample(Struct, frozen=True, kw_only=True):
     logprobs: tuple[float, ...] | None = None
 
 
-class Origin(Struct, frozen=True, kw_only=True):
-    """The fields of a sample that describe its episode."""
-
-    episode: str
-    settings: m.JsonObject = {}
-    repetition: int = 0
-    outcome: str = ""
-    reward: float | None = None
-
-
 # A request that waits for its reply, and fields of its sample; `None`: the trace does not hold what was sent.
 _Request: TypeAlias = tuple[m.RequestCompletion, dict[str, Any] | None]
 
@@ -81,10 +71,11 @@ _Request: TypeAlias = tuple[m.RequestCompletion, dict[str, Any] | None]
 class Samples:
     """The samples of an episode, in order; iterate only once. The iteration may raise `TraceError`."""
 
-    def __init__(self, trace: Path, origin: Origin) -> None:
+    def __init__(self, trace: Path, row: "EpisodeRow", score: str = "score") -> None:
         self.left_out = 0
         self._trace = trace
-        self._origin = origin
+        self._row = row
+        self._score = score
         self._asked: dict[int, _Request] = {}
         # Replies by their `id()`. The dictionary keeps them alive, so that no other object gets the same id.
         self._kept: dict[int, m.AssistantReply] = {}
@@ -153,7 +144,8 @@ class Samples:
         beside = {"reasoning": body.reasoning} if body.reasoning else {}
         tokens = body.tokens or m.ReplyTokens()
         return Sample(
-            **msgspec.structs.asdict(self._origin),
+            episode=self._row.episode,
+            **_about(self._row, self._score),
             **fields,
             request=body.request,
             model=body.model,
@@ -269,7 +261,7 @@ class _Trajectory(Struct):
             observed["results"].append({"source_call_id": record.call_id, "content": content})
 
 
-def trajectory(trace: Path, origin: Origin) -> dict[str, Any]:
+def trajectory(trace: Path, row: "EpisodeRow", score: str = "score") -> dict[str, Any]:
     """Return an episode as a trajectory in ATIF; raises `TraceError` if the trace cannot be read."""
     found = _Trajectory()
     for envelope in open_episode(trace):
@@ -281,14 +273,22 @@ def trajectory(trace: Path, origin: Origin) -> dict[str, Any]:
         "total_cost_usd": found.usage.cost_usd,
         "total_steps": len(found.steps),
     }
-    extra = {key: value for key, value in msgspec.to_builtins(origin).items() if key != "episode"}
     return {
         "schema_version": ATIF,
-        "session_id": origin.episode,
+        "session_id": row.episode,
         "agent": _present({"name": "grue", "version": __version__, "model_name": found.model or None}),
         "steps": found.steps,
         "final_metrics": _present(totals),
-        "extra": extra,
+        "extra": _about(row, score),
+    }
+
+
+def _about(row: "EpisodeRow", score: str) -> dict[str, Any]:
+    return {
+        "settings": row.settings,
+        "repetition": row.repetition,
+        "outcome": row.outcome or "",
+        "reward": row.scores.get(score),
     }
 
 
@@ -557,8 +557,8 @@ def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str =
     done = Exported(rows={"samples": 0})
     _folder(target)
     with os_errors_as(FleetError, f"write {target / SAMPLES}"), replacing(target / SAMPLES) as file:
-        for trace, origin in _played(episodes, score, done):
-            samples = Samples(trace, origin)
+        for trace, row in _with_traces(episodes, done):
+            samples = Samples(trace, row, score)
             with done.counted_damage():
                 for sample in samples:
                     file.write(msgspec.json.encode(sample) + b"\n")
@@ -571,26 +571,17 @@ def export_trajectories(episodes: Iterable[EpisodeRow], target: Path, *, score: 
     """Write each episode with a readable trace as `ID.json` in ATIF; arguments as for `export_samples`."""
     done = Exported(rows={"trajectories": 0})
     _folder(target)
-    for trace, origin in _played(episodes, score, done):
+    for trace, row in _with_traces(episodes, done):
         with os_errors_as(FleetError, f"write into {target}"), done.counted_damage():
-            written = msgspec.json.encode(trajectory(trace, origin))
-            write_whole(target / f"{origin.episode}.json", written)
+            written = msgspec.json.encode(trajectory(trace, row, score))
+            write_whole(target / f"{row.episode}.json", written)
             done.rows["trajectories"] += 1
     return done
 
 
-def _played(episodes: Iterable[EpisodeRow], score: str, done: Exported) -> Iterator[tuple[Path, Origin]]:
+def _with_traces(episodes: Iterable[EpisodeRow], done: Exported) -> Iterator[tuple[Path, EpisodeRow]]:
     for row in episodes:
         if row.trace is None:
             done.without_trace += 1
-            continue
-        yield (
-            Path(row.trace),
-            Origin(
-                episode=row.episode,
-                settings=row.settings,
-                repetition=row.repetition,
-                outcome=row.outcome or "",
-                reward=row.scores.get(score),
-            ),
-        )
+        else:
+            yield Path(row.trace), row

@@ -349,11 +349,16 @@ def _call(where: str, call: Json, rules: ProviderRules) -> Iterator[str]:
 def _name(where: str, name: object, rules: ProviderRules) -> Iterator[str]:
     if not isinstance(name, str) or not name:
         yield f"Invalid '{where}': empty string. Expected a string with minimum length 1."
-    elif rules.strict_names and not _NAME.fullmatch(name):
-        pattern = "^[a-zA-Z0-9_-]+$"
+    elif rules.strict_names:
+        yield from misspelt(where, name)
+
+
+def misspelt(where: str, name: str) -> Iterator[str]:
+    """Yield why a tool's name is refused: it is too long, or has other characters than the pattern's."""
+    if not _NAME.fullmatch(name):
         yield (
             f"Invalid '{where}': string does not match pattern. "
-            f"Expected a string that matches the pattern '{pattern}'."
+            "Expected a string that matches the pattern '^[a-zA-Z0-9_-]+$'."
         )
 
 

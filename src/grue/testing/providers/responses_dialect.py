@@ -1,7 +1,6 @@
 """Translate OpenAI's `/v1/responses` to chat completions and back, and check this format's own rules."""
 
 import itertools
-import re
 from collections.abc import Container, Iterator, Mapping
 from itertools import groupby
 
@@ -266,7 +265,6 @@ def _parts_events(parts: list[Json]) -> Iterator[tuple[str, Json]]:
         yield f"{of_part}.done", {index: number, "part": part}
 
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _LEAST_OUTPUT = 16
 
 _FIELDS = words(
@@ -325,20 +323,12 @@ def refusals(body: Json, owed: Owed) -> Iterator[str]:
         yield from _unknown(where, tool, _TOOL_FIELDS)
         if tool.get("type") != "function":
             yield f"Invalid value: '{tool.get('type')}'. Supported values are: 'function'. ({where}.type)"
-        yield from _name(where, tool["name"])
+        yield from shared.misspelt(f"{where}.name", tool["name"])
     items = [] if isinstance(body["input"], str) else body["input"]
     for index, item in enumerate(items):
         yield from _check_item(f"input[{index}]", item)
     yield from _pairs(items)
     yield from _reasoning(items, owed, kept=body.get("store") is not False)
-
-
-def _name(where: str, name: str) -> Iterator[str]:
-    if not _NAME.fullmatch(name):
-        yield (
-            f"Invalid '{where}.name': string does not match pattern. "
-            "Expected a string that matches the pattern '^[a-zA-Z0-9_-]+$'."
-        )
 
 
 def _unknown(where: str, given: Json, known: frozenset[str]) -> Iterator[str]:
@@ -356,7 +346,7 @@ def _check_item(where: str, item: Json) -> Iterator[str]:
     if not str(item.get("id", start := _ID_STARTS[kind])).startswith(start):
         yield f"Invalid '{where}.id': '{item['id']}'. Expected an ID that begins with '{start}'."
     if kind == "function_call":
-        yield from _name(where, item["name"])
+        yield from shared.misspelt(f"{where}.name", item["name"])
     if kind == "message":
         yield from _message(where, item)
     if kind == "function_call_output":
