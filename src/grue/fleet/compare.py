@@ -185,7 +185,7 @@ class CaseChange(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The result of a comparison. Counts are of cases, or groups of cases, that both sides have played."""
+    """The result of a comparison, which is about the cases that both sides have played."""
 
     a: Side
     b: Side
@@ -232,7 +232,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
         yield f"{were} played on both sides."
 
     def is_worse(self, margin: float) -> bool | None:
-        """Return whether the loss is at least `margin`, by the interval; `None`: it cannot be told."""
+        """Return whether B loses `margin` or more; `None`: it cannot be told."""
+        # `True`: the whole interval is below 0, and the mean loss is at least `margin`.
         found = _turned(self.measures[0].difference, self.lower_is_better)
         if found.high < 0 and found.mean <= -margin:
             return True

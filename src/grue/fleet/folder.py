@@ -8,6 +8,7 @@
     DIR/named.txt                  the ids of all episodes; those of the latest run come last
     DIR/results.jsonl              an index of the commits, for readers; see `results.py`
     DIR/batches/                   requests that wait for batches; see `batches.py`
+    DIR/scores/                    the costs and the kept verdicts of judges; see `scoring.py`
     DIR/ab/ID/case.json            the case of the episode `ID`, whose first digits are `ab`
     DIR/ab/ID/attempt-N/           the files that the work has written in the attempt N
     DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it was interrupted

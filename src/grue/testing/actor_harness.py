@@ -249,14 +249,17 @@ class ActorHarness:
         return await self.idle()
 
     async def ask(self, body: object, *, timeout_s: float | None = None) -> Asked:
-        """Ask the actor, and let it run until it waits. It may reply later, within `timeout_s` (virtual)."""
+        """Ask the actor, and let it run until it waits. The reply may come later.
+
+        `timeout_s` is the time limit for the reply, in virtual seconds; `None`: no limit.
+        """
         asked = Asked(body)
         self._tasks.start_soon(asked.put_to, self._mailbox(), timeout_s)
         await self.idle()
         return asked
 
     async def idle(self) -> list[Any]:
-        """Let the actor run until it waits; return what it has sent and noted since it was last let run."""
+        """Let the actor run until it waits. Return what it has sent and noted since a method last did so."""
         await self._loop.idle()
         return self._new()
 
@@ -266,7 +269,10 @@ class ActorHarness:
         return await self.idle()
 
     async def stop(self) -> list[Any]:
-        """End the actor as its supervisor does: after its messages, or after `stop_grace_s`. Do as `idle`."""
+        """End the actor as its supervisor does: after its messages, or after `stop_grace_s`.
+
+        Return what it has sent and noted, as `idle` does.
+        """
         self._leaving.set()
         return await self._end()
 

@@ -54,8 +54,8 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     It has no state: one instance can serve any number of clients. `script` answers the requests; `None`: play
     a game with `playbook`, or explore it. `strict_names`: allow only letters, digits, `_` and `-` in function
-    names. `pause_s`: seconds between two pieces of a stream, for an `httpx.AsyncClient`; `None`: at a
-    terminal 0.03.
+    names. `pause_s`: seconds before each piece of a stream, for an `httpx.AsyncClient`; `None`: 0.03 if
+    standard output is a terminal, else 0.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 def offline_endpoint(
     script: Callable[[ChatRequest], Reply], settings: LlmSettings | None = None, *, model: str = MODEL
 ) -> LlmEndpoint:
-    """Return an endpoint that a script answers, for `--offline`, with the limits of `settings`."""
+    """Return an endpoint that a script answers, for `--offline`; limits and retries are as in `settings`."""
     real = settings or LlmSettings(model=model)
     offline = replace(real, base_url=OFFLINE_URL, model=model, api_key="", wire=None, profile=None, then=())
     return LlmEndpoint(offline, transport=ScriptedModelTransport(script=script))

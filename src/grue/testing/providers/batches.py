@@ -42,11 +42,11 @@ class BatchFaults(Struct, kw_only=True):
     why: str = "the file could not be read"  # the reason of a `failed` batch
     # by a request's id; `None`: answer it; `lost`: it is missing from the results
     unanswered: Callable[[str], Unanswered | None] = lambda _: None
-    # a reply that is sent instead of carrying out the request
+    # gets method, path and count; returns a reply to send instead of carrying out the request
     in_place: Callable[[str, str, int], LlmReply | None] = lambda *_: None
-    # a reply that is sent after the request was carried out
+    # gets the same; returns a reply to send in place of the right one, after carrying out the request
     after: Callable[[str, str, int], LlmReply | None] = lambda *_: None
-    # gets the lines of a results file; returns what to send
+    # gets the content of a results file and the count; returns what to send
     results: Callable[[bytes, int], bytes] = lambda lines, _: lines
 
 
