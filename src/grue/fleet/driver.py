@@ -431,7 +431,7 @@ class Driver:
 
 
 def stop(path: Path) -> int:
-    """Ask a driver to start no more episodes; at the second call, to cancel all. Return the number of calls."""
+    """Ask a driver to start no more episodes; a second call cancels all. Return the number of calls."""
     with (path / STOP).open("a") as file:
         file.write("stop\n")
     return _stops(path)
