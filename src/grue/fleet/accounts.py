@@ -141,7 +141,7 @@ class Accounts:
 
 
 class Claims:
-    """The requests and servers that one worker runs or has asked for, by the number of its question."""
+    """The requests and servers that one worker runs or has asked for; `id_` is the number of a question."""
 
     def __init__(self, accounts: Accounts, worker: str, machine: str = "") -> None:
         self._accounts = accounts
@@ -151,7 +151,7 @@ class Claims:
         self._given: dict[int, Reservation | None] = {}  # by question id; `None` for a server process
 
     def begin(self, id_: int) -> anyio.CancelScope:
-        """Record a worker's question, before the task that calls `answer` runs: it may be withdrawn first."""
+        """Record a worker's question. It may be withdrawn even before the task that calls `answer` runs."""
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope
 

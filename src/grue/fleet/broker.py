@@ -250,7 +250,7 @@ class Broker(Struct):
     paused_until: float = -math.inf  # monotonic seconds; no request starts before
     refused: str = ""  # why `ask` refused a request last; empty: it never did
     _slow_start: bool = True
-    _short: bool = False
+    _short: bool = False  # whether the window was full lately
     _starts: deque[float] = field(default_factory=deque)
     _allowance: float = 0.0
     _allowance_at: float | None = None

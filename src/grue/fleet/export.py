@@ -54,11 +54,11 @@ class Sample(Struct, frozen=True, kw_only=True):
     request: int
     message: int  # number of the request's message in the trace
     model: str
-    # as chat completions; `by` says who wrote one: `host`, `model`, `tool`, or `grue`
+    # as chat completions; each has a field `by`, which says who wrote it: `host`, `model`, `tool`, or `grue`
     messages: list[m.JsonObject]
     tools: list[m.JsonObject]
     reply: m.JsonObject
-    # one for each of `messages` and for the reply: 1 if the model wrote it here, unchanged
+    # one for each of `messages` and for the reply: 1 if the model wrote it in this trace, else 0
     loss_mask: list[int]
     token_ids: tuple[int, ...] | None = None  # of the reply; `None`: not reported
     logprobs: tuple[float, ...] | None = None

@@ -106,7 +106,7 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the SHA-256 of files, by the setting that names them; for a list, one of all its files."""
+        """Return the SHA-256 of a case's files, by setting; one for all files of a list. Missing: left out."""
         found: dict[str, str] = {}
         for name in names:
             value = case.settings.get(name)

@@ -45,7 +45,8 @@ _PRELOADED = (
 # import takes most of a second.
 _PRELOADED_FOR_SERVERS = ("grue.transports.mcp.client", "grue.transports.mcp.sdk")
 
-# Time limit for a worker to import the program and to connect, and for starting one while none runs.
+# How long a worker may take to import the program and to connect; and how long all starts may fail, while no
+# worker runs, before the engine fails.
 _START_S = 120.0
 _START_AGAIN_S = 0.2
 
