@@ -106,7 +106,8 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the SHA-256 of a case's files, by setting; one for all files of a list. Missing: left out."""
+        """Return the SHA-256 of a case's files by the setting that names them; a list of files has one."""
+        # A setting is left out if none of its files exists.
         found: dict[str, str] = {}
         for name in names:
             value = case.settings.get(name)
