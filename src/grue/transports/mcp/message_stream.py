@@ -18,7 +18,7 @@ _TOOLS_CHANGED = "notifications/tools/list_changed"
 
 
 class MessageStream(ABC):
-    """The read and the write stream that the SDK expects, in one object. Sending never blocks.
+    """The read and the write stream that the SDK expects, in one object. A send never waits for the server.
 
     `broken`: why nothing more can be exchanged; `None` while the stream works. `tools_changed`: the server
     has announced changed tools since the client last set this to `False`. It is set as soon as the
