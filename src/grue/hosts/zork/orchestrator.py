@@ -30,6 +30,7 @@ from grue.hosts.zork.manager import MCPManager
 from grue.hosts.zork.past import GamePast
 from grue.policies import Start
 from grue.protocol.chat_wire.profile import shown_endpoint
+from grue.runtime.safe_text import beginning
 
 RECENT = 6
 """How many past commands the model is shown. `stuck_warning` looks at no more commands than these."""
@@ -84,9 +85,7 @@ def stuck_warning(moves: Sequence[Move]) -> str:
 
 
 def _move_line(move: Move) -> str:
-    reply = " ".join(move.reply.split())
-    if len(reply) > _REPLY_CHARS:
-        reply = f"{reply[:_REPLY_CHARS]}…"
+    reply = beginning(" ".join(move.reply.split()), _REPLY_CHARS)
     gained = f" ({move.gained:+d} points)" if move.gained else ""
     return f"> {move.command}{gained}: {reply}"
 

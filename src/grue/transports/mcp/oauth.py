@@ -688,7 +688,7 @@ class IdentityProvider:
 
     def _issued(self, answer: httpx2.Response) -> str:
         host, status = answer.request.url.host, answer.status_code
-        if status == httpx2.codes.TOO_MANY_REQUESTS or status >= httpx2.codes.INTERNAL_SERVER_ERROR:
+        if _is_unavailable(status):
             raise faults.server_unavailable(status, host)
         if not answer.is_success:
             how = f"HTTP {status}{_words(answer)}"
