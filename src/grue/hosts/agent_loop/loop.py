@@ -505,8 +505,8 @@ class AgentLoop:
     ) -> TurnOutcome[str]:
         """Run a turn in a thread of its own, and call `on_event` in the caller's thread.
 
-        Called by the recorder, which holds its lock, `on_event` could not add to the trace, nor raise to the
-        caller.
+        The recorder must not call `on_event` itself: it holds its lock then, so `on_event` could not add to
+        the trace, and an exception would not reach the caller.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put
