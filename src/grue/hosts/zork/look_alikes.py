@@ -1,4 +1,4 @@
-"""Read the return values of the methods of a program's LLM client and MCP manager, of whatever class."""
+"""Call the methods of a program's LLM client and MCP manager, of whatever class, and read their results."""
 
 import functools
 import inspect

@@ -7,6 +7,8 @@ An exchange that ends early closes its connection, which also makes the endpoint
 
 A body is decompressed in small steps and up to a size limit: a few hundred bytes can expand to gigabytes, and
 HTTP libraries decompress a whole chunk at once.
+
+At the end: the gate by which a fleet limits the requests of its processes (`RequestGate`).
 """
 
 from __future__ import annotations
