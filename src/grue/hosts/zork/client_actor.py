@@ -53,7 +53,7 @@ class ClientActor(Actor[m.LlmCommand]):
     `LLMClient`: with all arguments, which are `None` if not set, and tool names such as `files.read`.
     Otherwise it is called as that of an SDK: only with the arguments that are set, and tool names that every
     endpoint accepts. If the actor is cancelled, a blocking client runs on in its thread and its result is
-    dropped. grue does not retry a client's requests.
+    dropped. The actor does not retry requests.
     """
 
     def __init__(
