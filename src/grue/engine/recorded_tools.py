@@ -81,7 +81,8 @@ class TurnRecord:
         self._after = after
         self._listings = listings
         self._opened: dict[m.ServerName, list[tuple[int, Listing]]] = {}
-        self._inexact = {*listings}  # servers that may have listed other tools than were recorded
+        # The servers whose recorded tools were set by a fork, or had a secret redacted.
+        self.inexact = {*listings}
         self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
         self._sent: dict[m.ServerName, RecordedCall] = {}
         self._begun: set[m.ServerName] = set()  # servers that got a batch, but no call of it yet
@@ -124,10 +125,6 @@ class TurnRecord:
         if tools is None:
             return listing
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
-
-    def is_inexact(self, server: m.ServerName) -> bool:
-        """Return whether the recorded tools of a server were set by a fork, or had a secret redacted."""
-        return server in self._inexact
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
         """Return the state at the fork of each server that the turn reports as disabled after the fork."""
@@ -214,7 +211,7 @@ class TurnRecord:
 
     def _see(self, envelope: Envelope[Any]) -> None:
         if envelope.redacted and isinstance(envelope.body, m.SessionOpened | m.ToolsChanged):
-            self._inexact.add(envelope.body.server)
+            self.inexact.add(envelope.body.server)
         match envelope.body:
             case m.RunTurn(resumed=m.Resumption(decisions=decisions)):
                 self._decide(decisions)
@@ -229,7 +226,7 @@ class TurnRecord:
                     self._starts(opened.server)
             case m.TurnForked(listings=listings):
                 for server, tools in listings.items():
-                    self._inexact.add(server)
+                    self.inexact.add(server)
                     self._offer(server, tools, envelope.seq)
             case m.OpenSession(server=server) if not self._started:
                 self._starting.add(server)
@@ -496,7 +493,7 @@ class RecordedConnection:
         """Return whether the server lists the tool with the definition that the model was sent."""
         listed = self._live_listing
         live = tuple(replace(each, server=self._server) for each in listed.tools if each.tool == tool)
-        if self._fork.record.is_inexact(self._server):  # then the tool need only be there
+        if self._server in self._fork.record.inexact:  # then the tool need only be there
             return listed.serves_unlisted or bool(live)
         told = next((each for each in self._tools if each.tool == tool), unlisted_tool(self._server, tool))
         call = m.ServerCall(call_id=m.CallId(""), tool=tool, arguments={}, definition=definition_digest(told))

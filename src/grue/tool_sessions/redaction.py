@@ -43,7 +43,7 @@ class Redactor:
     def words(self, command: str, args: Sequence[str]) -> list[str]:
         """Return the command and its arguments, with secrets replaced."""
         shown = [self.text(command)]
-        for before, arg in _with_the_one_before(args):
+        for before, arg in zip(("", *args), args, strict=False):
             parts, at = [], 0
             for name, start, end in _spans(before, arg):
                 parts += [arg[at:start], f"[redacted:{name}]"]
@@ -57,15 +57,11 @@ def secrets_of_arguments(args: Sequence[str]) -> dict[str, str]:
     # A secret is named by its option or variable, or `password` or `token`; a whole argument with a URL by
     # its number, such as `argument 2`.
     found = {f"argument {number}": arg for number, arg in enumerate(args, 1) if "://" in arg}
-    for before, arg in _with_the_one_before(args):
+    for before, arg in zip(("", *args), args, strict=False):
         for name, start, end in _spans(before, arg):
             scheme, _, token = arg[start:end].partition(" ")
             add_value(found, name, token if token and scheme.isalpha() else arg[start:end])
     return found
-
-
-def _with_the_one_before(args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    return zip(("", *args), args, strict=False)
 
 
 def _spans(before: str, arg: str) -> Iterator[_Span]:

@@ -330,12 +330,6 @@ def _damaged(path: Path, line: int, why: str) -> ConversationError:
     return ConversationError(f"{path}, line {line} is damaged ({why}).{before}", path=str(path), line=line)
 
 
-def lines_of(history: History) -> tuple[bytes, ...]:
-    """Return the lines for a new file: the entries, and the last reply if it is not an entry yet."""
-    unread = () if history.unread is None else (history.unread,)
-    return tuple(map(msgspec.json.encode, (*history.entries, *unread)))
-
-
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
     """Return what to append to the file, so that its lines for the last turn become those in `produced`.
 

@@ -39,7 +39,6 @@ from grue.engine.conversations.conversation_file import (
     TurnMark,
     TurnRecorded,
     begin_of_turn,
-    lines_of,
     lines_to_write,
     read_conversation,
 )
@@ -62,8 +61,6 @@ KEPT_BYTES = 64 * 2**20
 
 _SHORT = 100
 """Results of up to this many bytes are not kept: the model gets them whole, or `max_result_chars` is tiny."""
-
-_TAG = "ToolReturned"
 
 
 class EarlierResults:
@@ -171,17 +168,14 @@ def _in_trace(
                 ours.add(line.line.seq)
         elif line.line.cause in ours:
             ours.add(line.line.seq)
-        if line.line.seq in ours and line.tag == _TAG and _may_hold(line.line.body, written):
+        if line.line.seq not in ours or line.tag != m.ToolReturned.__name__:
+            continue
+        text = bytes(line.line.body)
+        if written in text or text.startswith(REFERENCE_START):  # the body may be only a link to a file
             body = line.envelope().body
             if isinstance(body, m.ToolReturned) and body.call_id == call_id:
                 found = body.result
     return found
-
-
-def _may_hold(body: msgspec.Raw, written: bytes) -> bool:
-    """Return whether `body` may contain the call id `written`; `True` if `body` is only a link to a file."""
-    text = bytes(body)
-    return written in text or text.startswith(REFERENCE_START)
 
 
 _LONG = 2**20
@@ -491,12 +485,8 @@ class KeptConversation:
             digest=ledger.digest,
             call_ids=tuple(sorted(history.call_ids - calls)),
         )
-        rest = (
-            msgspec.json.encode(each)
-            for each in (*self.results.turns, self._learned, self.open_turn)
-            if each is not None
-        )
-        return header, (*lines_of(history), *rest)
+        lines = (*history.entries, history.unread, *self.results.turns, self._learned, self.open_turn)
+        return header, tuple(msgspec.json.encode(each) for each in lines if each is not None)
 
     def branch(self) -> KeptConversation:
         """Return a copy of the conversation in memory, with an id of its own."""

@@ -587,20 +587,16 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
             parts[number] = RecordedTurn(envelope, body, before)
             parts[number].listings = listings
         elif number in parts:
-            parts[number].add(envelope)
-            if not parts[number].is_open and parts[number].end is not None:
-                parts[number] = _forgotten(parts[number], envelope)
+            part = parts[number]
+            part.add(envelope)
+            if not part.is_open and part.end is not None:
+                # Keep only `run` and `end` of an ended turn: a trace may hold thousands of turns.
+                parts[number] = RecordedTurn(envelope, part.run, None)
+                parts[number].end = part.end
     for number, left in parked.items():
         if left and not turns[number].is_open:
             turns[number] = left[-1]
     return {**forks, **turns}
-
-
-def _forgotten(part: RecordedTurn, last: EpisodeEnvelope) -> RecordedTurn:
-    """Return an ended turn with `run` and `end` only: a trace may hold thousands of turns."""
-    over = RecordedTurn(last, part.run, None)
-    over.end = part.end
-    return over
 
 
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:

@@ -211,7 +211,9 @@ class OwnedSession:
         if not self.alive or self._actor is None or self._client is None:
             return None
         self._calls += 1
-        decided = definition or self._definition(tool)
+        # The definition of a tool that the server does not list has only the name.
+        unlisted = unlisted_tool(self._command.server, tool)
+        decided = definition or next((each for each in self.tools if each.tool == tool), unlisted)
         call = m.ServerCall(
             call_id=m.CallId(f"call_{self._calls}"),
             tool=tool,
@@ -234,11 +236,6 @@ class OwnedSession:
                 await asyncio.wait({self._settled})
             raise
         return self._settled.result()
-
-    def _definition(self, tool: str) -> m.ToolDefinition:
-        """Return a tool's listed definition; for an unlisted tool, a definition with only the name."""
-        listed = next((each for each in self.tools if each.tool == tool), None)
-        return unlisted_tool(self._command.server, tool) if listed is None else listed
 
     def _take_back_call(self) -> None:
         if self._client is not None and self._client.calling is not None:
