@@ -147,7 +147,9 @@ class Asking:
         stream = shown or must_stream
         if shown:
             self._thoughts = ThoughtSplitter()
-        body = await self._body(settings, stream=stream)
+        write = functools.partial(self._conversation.body, settings, choice=self._choice, stream=stream)
+        long = self._conversation.size >= JOINED_AT_ONCE
+        body = await anyio.to_thread.run_sync(write) if long else write()
         # Every request gets a `Streamed`: some gateways stream the reply even if no stream is asked for.
         show = self._show if shown else lambda _: None
         streamed = exchange.Streamed(
@@ -192,11 +194,6 @@ class Asking:
             shown=self._shown,
             jitter=self._endpoint.jitter(),
         )
-
-    async def _body(self, settings: ModelSettings, *, stream: bool) -> bytes:
-        write = functools.partial(self._conversation.body, settings, choice=self._choice, stream=stream)
-        long = self._conversation.size >= JOINED_AT_ONCE
-        return await anyio.to_thread.run_sync(write) if long else write()
 
     def _report_left_out(self, profile: WireProfile) -> None:
         endpoint = self._endpoint

@@ -211,24 +211,21 @@ class SessionActor(Actor[m.SessionCommand]):
         # A program may make calls outside turns through the same session (`keep="sessions"`). With
         # `exclusive`, the program's calls wait until the batch is done.
         async with exclusive(connection):
-            await self._serve_batch(connection, batch, cause)
-
-    async def _serve_batch(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
-        for step in calls.steps_of(batch, connected=connection is not None):
-            match step:
-                case calls.MakeCall(called, call) if not self._is_as_decided(call):
-                    step.settlement = calls.not_as_decided(called)
-                case calls.MakeCall(called):
-                    assert connection is not None, "without a server, no call is made"
-                    step.settlement = await self._refused(connection, called)
-                    if step.settlement is None:
-                        noted = self._note(called, sender=self.name, cause=cause)
-                        step.settlement = await self._call(connection, batch, called, noted.seq)
-                case calls.ReadChangedTools():
-                    assert connection is not None, "without a server, no call is made"
-                    await self._report_changed_tools(connection, batch, cause)
-                case settled:
-                    await self._report(settled, cause)
+            for step in calls.steps_of(batch, connected=connection is not None):
+                match step:
+                    case calls.MakeCall(called, call) if not self._is_as_decided(call):
+                        step.settlement = calls.not_as_decided(called)
+                    case calls.MakeCall(called):
+                        assert connection is not None, "without a server, no call is made"
+                        step.settlement = await self._refused(connection, called)
+                        if step.settlement is None:
+                            noted = self._note(called, sender=self.name, cause=cause)
+                            step.settlement = await self._call(connection, batch, called, noted.seq)
+                    case calls.ReadChangedTools():
+                        assert connection is not None, "without a server, no call is made"
+                        await self._report_changed_tools(connection, batch, cause)
+                    case settled:
+                        await self._report(settled, cause)
 
     async def _report_changed_tools(self, connection: ToolConnection, batch: m.CallTools, cause: int) -> None:
         tools = await connection.refresh_tools(self._within(batch.timeout_s))

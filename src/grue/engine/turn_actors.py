@@ -220,7 +220,10 @@ class TurnActors:
     async def _within_limit(self) -> m.TurnEnd | m.TurnWaits:
         limit_s = self._command.limits.turn_timeout_s
         if limit_s is not None:
-            kept_s = self._time_for_closing()
+            on = [name for name in self._command.servers if not isinstance(self._before.get(name), Disabled)]
+            servers = [self._wiring.servers[name] for name in on]
+            closes = any(not isinstance(each, HostTools) or each.starts_processes for each in servers)
+            kept_s = kept_for_closing(self._command.limits) if closes else 0.0
             # The command, `RunTurn`, is recorded, so the trace shows the reserved time.
             self._command = replace(self._command, limits=replace(self._command.limits, teardown_s=kept_s))
             self._end_at = anyio.current_time() + limit_s
@@ -239,12 +242,6 @@ class TurnActors:
         assert limit_s is not None, "only a limit ends the scope"
         failure = m.DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
         return m.TurnFailed(turn=self._command.turn, failure=failure)
-
-    def _time_for_closing(self) -> float:
-        on = [name for name in self._command.servers if not isinstance(self._before.get(name), Disabled)]
-        servers = [self._wiring.servers[name] for name in on]
-        has_sessions = any(not isinstance(each, HostTools) or each.starts_processes for each in servers)
-        return kept_for_closing(self._command.limits) if has_sessions else 0.0
 
     async def _supervised(self) -> m.TurnEnd | m.TurnWaits:
         self._command = command = self._when_called()
