@@ -66,7 +66,7 @@ class Sampler:
         self._alone: defaultdict[m.ServerName, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def sample(self, server: m.ServerName, request: SamplingRequest) -> Sampled | Declined:
-        """Answer or decline a sampling request of a server. The cost is reported also if it is cancelled."""
+        """Answer or decline a sampling request of a server. The cost is reported after a cancellation too."""
         most, under_way = self._limits.max_samplings, self._asked - self._ended
         under_way += max(0, self._reported - self._sampled())  # the agent may not have read a report yet
         if self._asked >= most:

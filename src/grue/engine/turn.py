@@ -320,21 +320,17 @@ class ProgressSource:
     """The progress of a turn. The turn's handle refers to this, so that it keeps no runner in memory."""
 
     def __init__(self) -> None:
-        self._actors: TurnActors | None = None
+        self.actors: TurnActors | None = None
         self._last = TurnProgress(doing="waiting for its turn")
-
-    def enter(self, actors: TurnActors) -> None:
-        """Report these actors' progress until `leave`."""
-        self._actors = actors
 
     def leave(self) -> None:
         """Keep the last progress, and drop the actors so that they can be garbage collected."""
-        self._last, self._actors = self.progress, None
+        self._last, self.actors = self.progress, None
 
     @property
     def progress(self) -> TurnProgress:
         """The turn's progress."""
-        actors = self._actors  # read once: the turn may end meanwhile
+        actors = self.actors  # read once: the turn may end meanwhile
         return self._last if actors is None else actors.progress
 
 
@@ -559,7 +555,7 @@ class HostTurn(Generic[T]):
             wiring = settings.wiring if past.llm is None else replace(settings.wiring, llm=past.llm)
             earlier = past.results or self.earlier
             actors = TurnActors(wiring, resources, command, check, request.on_delta, earlier, self.record)
-            self.progress.enter(actors)
+            self.progress.actors = actors
             try:
                 end = await actors.run(memory.connections)
             except BaseException:

@@ -380,9 +380,7 @@ class TurnActors:
     def _when_called(self) -> m.RunTurn:
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past.noted is not None:
-            return (
-                command  # a fork, and a turn that has waited for a batch, begin with the recorded `RunTurn`
-            )
+            return command  # forks, and turns that have waited for a batch, begin with the recorded `RunTurn`
         listings = presumed.when_called(command, self._before, anyio.current_time())
         return replace(command, when_called=listings)
 
