@@ -95,7 +95,7 @@ class GameError(MCPError):
 
 
 class MCPServerStartupError(MCPError):
-    """An MCP server could not be started: at an episode's or a resumed turn's first connect, or outside turns.
+    """An MCP server did not start: at the first connect of an episode or resumed turn, or outside turns.
 
     Attributes:
         phase: The step that failed: `spawn`, `initialize` or `list`.
