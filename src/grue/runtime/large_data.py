@@ -25,12 +25,11 @@ def let_others_run() -> None:
     sleep(_ASIDE_S)
 
 
-def steps(start: int, end: int, step: int = 0) -> Iterator[int]:
-    """Yield the numbers of `range(start, end, step or STEP)`; let other threads run between two of them."""
-    step = step or STEP
-    yield from range(start, min(start + step, end), step)
-    for at in range(start + step, end, step):
-        let_others_run()
+def steps(end: int, step: int = 0) -> Iterator[int]:
+    """Yield the numbers of `range(0, end, step or STEP)`; let other threads run between two of them."""
+    for at in range(0, end, step or STEP):
+        if at:
+            let_others_run()
         yield at
 
 
@@ -39,7 +38,7 @@ def count_of(data: str | bytes, marks: str) -> int:
     each: Any = marks if isinstance(data, str) else marks.encode()
     if len(data) <= STEP:
         return sum(map(data.count, each))
-    return sum([data.count(mark, at, at + STEP) for at in steps(0, len(data)) for mark in each])
+    return sum([data.count(mark, at, at + STEP) for at in steps(len(data)) for mark in each])
 
 
 ENDS_BYTES = 4096  # how many bytes of a cut line are kept from its beginning, and from its end

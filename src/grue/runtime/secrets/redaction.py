@@ -264,7 +264,7 @@ class Redaction:
             max((len(probe) for probe in (*self._index.probes, *self._index.long_probes)), default=0)
             + MAX_HEADER_BYTES
         )
-        pieces = (written[start : start + _PIECE + reach] for start in steps(0, len(written), _PIECE))
+        pieces = (written[start : start + _PIECE + reach] for start in steps(len(written), _PIECE))
         return any(self._index.may_match(piece) or may_contain_credentials(piece) for piece in pieces)
 
     def redact_json(self, written: bytes, *, numbers: bool = False) -> bytes:
@@ -323,7 +323,7 @@ class Redaction:
         """
         last: Found | None = None
         count = 0
-        for start in steps(0, len(written), _PIECE):
+        for start in steps(len(written), _PIECE):
             for found in self._in_piece(written, start, min(start + _PIECE, len(written)), in_json=in_json):
                 count += 1
                 if not count % _MOST_SPANS:
