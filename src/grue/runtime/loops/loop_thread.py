@@ -175,10 +175,10 @@ class EpisodeLoop:
     """An event loop in a background thread. Thread-safe.
 
     `context` is entered when the loop starts; the constructor raises its error. `on_exit` is called in the
-    loop's thread when the loop has ended, in every case; it must be quick. `force_kill`, which must not wait,
-    kills the processes that the loop waits for, if the loop takes too long to end or a Ctrl-C interrupts
-    `close`. The constructor raises `MCPError` as `refuse_reentry`, in the loop of all greenlets, and if no
-    thread can be started.
+    loop's thread when the loop has ended, also by an error; it must be quick. `force_kill`, which must not
+    wait, kills the processes that the loop waits for, if the loop takes too long to end or a Ctrl-C
+    interrupts `close`. The constructor raises `MCPError` as `refuse_reentry`, in the loop of all greenlets,
+    and if no thread can be started.
     """
 
     def __init__(
