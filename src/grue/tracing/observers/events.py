@@ -52,14 +52,6 @@ class Event(Struct, frozen=True, kw_only=True):
 _CALL_FAILED = "Tool call failed: "
 
 
-class _Call(Struct, frozen=True):
-    """A tool call. `name` is the tool's name with its server, such as `files.read`."""
-
-    name: str
-    server: str
-    arguments: str = ""
-
-
 class _TurnLines:
     """Makes those log lines of one turn that depend on more than one of its messages."""
 
@@ -74,7 +66,7 @@ class _TurnLines:
         self._newly_disabled = False
         self._iteration = 0
         self._used: list[str] = []
-        self._calls: dict[str, _Call] = {}
+        self._calls: dict[m.CallId, m.ToolCall] = {}
         self._broken_by: str | None = None
 
     def lines(self, body: object) -> Iterator[LogLine]:
@@ -124,15 +116,13 @@ class _TurnLines:
         match body:
             case m.CompletionReceived(tool_calls=calls) if calls:  # not if a server has asked the model
                 self._broken_by = None
-                self._calls = {
-                    call.call_id: _Call(call.name, call.name.partition(".")[0], call.arguments)
-                    for call in map(named_call, calls)
-                }
-            case m.ToolCalled(server=server, tool=tool, arguments=arguments):
-                call = self._calls[body.call_id] = _Call(f"{server}.{tool}", server)
-                self._used.append(call.name)
-                about: m.JsonObject = {"tool_name": call.name, "server_name": server, "arguments": arguments}
-                yield self._line(info, "mcp_tool_call", f"MCP tool call: {call.name}", **about)
+                self._calls = {call.call_id: call for call in map(named_call, calls)}
+            case m.ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):
+                name = f"{server}.{tool}"
+                self._calls[call_id] = m.ToolCall(call_id=call_id, name=name, arguments="")
+                self._used.append(name)
+                about: m.JsonObject = {"tool_name": name, "server_name": server, "arguments": arguments}
+                yield self._line(info, "mcp_tool_call", f"MCP tool call: {name}", **about)
             case m.ToolReturned():
                 yield from self._returned(body)
             case m.ToolTimedOut(call_id=call_id):
@@ -156,28 +146,28 @@ class _TurnLines:
     def _line(self, make: Callable[..., LogLine], event: str, message: str, **fields: object) -> LogLine:
         return make(event, message, **fields, iteration=self._iteration)
 
-    def _name(self, call_id: str) -> str:
+    def _name(self, call_id: m.CallId) -> str:
         call = self._calls.get(call_id)
         return call_id if call is None else call.name
 
     def _returned(self, body: m.ToolReturned) -> Iterator[LogLine]:
-        call = self._calls.get(body.call_id, _Call(body.call_id, ""))
-        result = body.result
+        name, result = self._name(body.call_id), body.result
+        server, dot, _ = name.partition(".")
         yield self._line(
             info,
             "mcp_tool_result",
-            f"MCP tool result: {call.name}",
-            tool_name=call.name,
-            server_name=call.server,
+            f"MCP tool result: {name}",
+            tool_name=name,
+            server_name=server if dot else "",
             result_type=type(result.content).__name__,
             result_length=len(str(result.content)),
             is_error=result.is_error,
             duration_ms=round(body.duration_s * 1000, 3),
         )
         if result.is_error:
-            yield self._failed(call.name, result.error_message or "")
+            yield self._failed(name, result.error_message or "")
 
-    def _rejected(self, name: str, error: str, call_id: str) -> LogLine:
+    def _rejected(self, name: str, error: str, call_id: m.CallId) -> LogLine:
         call = self._calls.get(call_id)
         failed = self._failed(name, error)
         if call is None:
