@@ -1,7 +1,6 @@
 """The counts of an episode: of its turns, its requests to the model, its tool calls and its servers."""
 
 import functools
-import heapq
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -89,16 +88,14 @@ class TurnCounts:
             tool_calls=len(end.tool_calls),
             phases=phases,
         )
-        # The negative item makes the heap keep the earlier of two equally long turns.
-        heapq.heappush(self._slowest, (duration_s, -len(self._durations), turn))
-        if len(self._slowest) > SLOWEST_TURNS:
-            heapq.heappop(self._slowest)
+        # The negative item puts the earlier of two equally long turns first.
+        ranked = sorted([*self._slowest, (duration_s, -len(self._durations), turn)], reverse=True)
+        self._slowest = ranked[:SLOWEST_TURNS]
 
     def slowest(self) -> tuple[stats.SlowTurn, ...]:
         """Return at most `SLOWEST_TURNS` turns, the slowest first; equally slow turns keep their order."""
         return tuple(
-            replace(turn, tool_calls=turn.tool_calls + self._after[turn.turn])
-            for _, _, turn in sorted(self._slowest, reverse=True)
+            replace(turn, tool_calls=turn.tool_calls + self._after[turn.turn]) for _, _, turn in self._slowest
         )
 
     def stats(self) -> stats.TurnStats:
