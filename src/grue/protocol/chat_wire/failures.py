@@ -499,10 +499,27 @@ def _remedy(
             )
         case "request" if fault.message.startswith("grue.testing: "):
             return "Correct the script of the test."
+        # Unless the fault is `unreachable`, the endpoint was reached, so the base URL is not the cause.
+        case "connection" if fault.kind != "unreachable":
+            return "Try again later; if it happens again, check the network and the proxies."
+        case "connection" if "CERTIFICATE_VERIFY_FAILED" in fault.message:
+            return (
+                "Check the base URL and the server's certificate. If an authority of your own has signed it,"
+                " set SSL_CERT_FILE to the file of that authority's certificate."
+            )
+        case "connection" if is_loopback(base_url) and not says(r"\[SSL|environment sets", fault.message):
+            return f"Is the server running? Start it, or correct the base URL.{DOCTOR_CHECKS}"
         case "connection":
-            return _connection_remedy(fault, base_url)
+            return "Check the base URL, the network and the proxy settings."
+        # Some endpoints, such as Groq, answer a malformed call of the model with a 400.
+        case "reply" if fault.status is not None and not 200 <= fault.status < 300:
+            return "Choose a model that is better at calling tools."
+        # Endpoints do not send garbled bytes, so a proxy or a gateway has probably changed the stream.
+        case "reply" if fault.kind == "damaged":
+            return "Check the proxies and gateways before the endpoint, or do not stream."
+        # The status is 2xx, but the body is not a completion. Often it is a web page, because /v1 is missing.
         case "reply":
-            return _reply_remedy(fault)
+            return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
         case _:
             return _REMEDIES[reason]
 
@@ -516,31 +533,6 @@ _REMEDIES: dict[FailureReason, str] = {
     "timeout": "Raise timeout_seconds under retry (in code RetryPolicy(timeout_s=...)), set max_tokens, or"
     " choose a faster model.",
 }
-
-
-def _connection_remedy(fault: Fault, base_url: str) -> str:
-    # Unless the fault is `unreachable`, the endpoint was reached, so the base URL is not the cause.
-    if fault.kind != "unreachable":
-        return "Try again later; if it happens again, check the network and the proxies."
-    if "CERTIFICATE_VERIFY_FAILED" in fault.message:
-        return (
-            "Check the base URL and the server's certificate. If an authority of your own has signed it,"
-            " set SSL_CERT_FILE to the file of that authority's certificate."
-        )
-    if is_loopback(base_url) and not says(r"\[SSL|environment sets", fault.message):
-        return f"Is the server running? Start it, or correct the base URL.{DOCTOR_CHECKS}"
-    return "Check the base URL, the network and the proxy settings."
-
-
-def _reply_remedy(fault: Fault) -> str:
-    # Some endpoints, such as Groq, answer a malformed call of the model with a 400.
-    if fault.status is not None and not 200 <= fault.status < 300:
-        return "Choose a model that is better at calling tools."
-    # Endpoints do not send garbled bytes, so a proxy or a gateway has probably changed the stream.
-    if fault.kind == "damaged":
-        return "Check the proxies and gateways before the endpoint, or do not stream."
-    # The status is 2xx, but the body is not a completion. Often it is a web page, because /v1 is missing.
-    return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
 
 
 def _when(fault: Fault) -> str:
