@@ -44,7 +44,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why tools that the turn should have are missing; by server, see `missing`.
         last: The tool messages that the last request has added; empty without a `ledger`.
-        used: How often each tool that has a `max_calls` in the tool policy has been called.
+        used: For each tool that has a `max_calls`, how many calls of it the tool policy has let through.
         told: The answers to the last reply's tool calls, until a request sends them to the model.
         reminded: Whether the model has been reminded not to write tool calls as text.
     """
