@@ -336,7 +336,7 @@ class ConfinedThread(Generic[Started]):
         self._asked_in = _thread_of_the_system()
 
     def call(self, serve: Callable[[int], object] | None) -> Started:
-        """Start the thread, and return the result of `start`. Before that, `serve` gets the listener."""
+        """Start the thread; return the result of `start`, or raise its error. `serve` gets the listener."""
         self._runs.acquire()
         try:
             start_new_thread(self._run, ())

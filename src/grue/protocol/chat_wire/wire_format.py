@@ -562,7 +562,10 @@ def _joined(own: object, given: object) -> object:
 def encode_body(
     request: WireRequest, messages: str, head: m.JsonObject, choice: object, tail: m.JsonObject
 ) -> bytes:
-    """Return the body of a request: `head`, the list called `messages`, and the `tail`, which has `extra`."""
+    """Join the parts of a request to its body. `messages` is the name of the field with the messages.
+
+    `tail` has the fields of `request.extra`, which replace those of `head`, or are joined with them.
+    """
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
     tail = {name: _joined(head.get(name), value) for name, value in tail.items()}
     system = b'"system":[' + b",".join(request.system) + b"]," if request.system else b""

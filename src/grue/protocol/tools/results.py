@@ -126,7 +126,7 @@ def decoded_bytes(base64_text: str) -> int:
 
 
 def known_bytes(data: str) -> int | None:
-    """Return the decoded size of base64 in bytes; `None`: not base64, which is checked up to a megabyte."""
+    """Return the decoded size of base64 in bytes; `None`: not base64 (checked only up to a megabyte)."""
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
     # Other data may be a secret, which the trace hides: a replay would compute another size.

@@ -194,7 +194,7 @@ def _said(turn: Turn, new: Items) -> Turn:
 
 
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
-    """Put a summary in the place of all but the first entry, this turn's user text and its last reply."""
+    """Replace the conversation by a summary, except its first entry, the turn's user text and last reply."""
     _, ledger = _kept(turn)
     items = [m.UserText(SUMMARY.format(summary=summary.strip()))]
     if turn.run.earlier and turn.requests > turn.summaries:
