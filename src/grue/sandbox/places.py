@@ -341,7 +341,7 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
 
 
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
-    """Return `paths` with links resolved. Refuse a link that leads out of a folder in `written`."""
+    """Return `paths` with links resolved. Refuse a link out of a `written` folder, except to interpreters."""
     if not written:
         return [real_path(path) for path in paths]
     found = []

@@ -124,7 +124,7 @@ def reads_audit() -> bool:
 
 
 def _lines(log: str) -> Iterator[str]:
-    """Yield the last lines of a log file, or the records of `/dev/kmsg`, of which each `read` returns one."""
+    """Yield the last lines of a log file, or the records of `/dev/kmsg`: each `read` of it returns one."""
     try:
         descriptor = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -333,7 +333,7 @@ def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, flo
 
 
 def _share(sizes: Sequence[int], most: int) -> int:
-    """Return the size to which larger ones of the ascending `sizes` are cut, so that they sum up to `most`."""
+    """Return the size to which the larger of the ascending `sizes` are cut, so that all sum up to `most`."""
     left = most
     for done, size in enumerate(sizes):
         share = left // (len(sizes) - done)

@@ -150,7 +150,7 @@ class History:
             self.ledger.expect(reply)
 
     def close(self, end: m.TurnEnd | None) -> tuple[Entry, ...]:
-        """End a turn, and return the entries added. `None`: unanswered calls may have taken effect."""
+        """End a turn, and return the entries added. `None`: its end is unknown, its calls may have run."""
         if isinstance(end, m.TurnFailed) and end.unread:
             self.forget()
         if self.unread is None:
