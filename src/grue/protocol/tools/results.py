@@ -81,9 +81,13 @@ class MediaRoom:
         if found is None:
             return _EXPECTED.get(declared, "it is not an image, a WAV, an MP3 or a PDF")
         kind, mime = found
-        size = decoded_bytes(data)
-        if reason := self._too_much(kind, size):
-            return reason
+        limits, size = self._limits, decoded_bytes(data)
+        if kind == "image" and size > limits.max_image_bytes:
+            return f"it is larger than max_image_bytes, {limits.max_image_bytes:,}"
+        if size > self._left:
+            return f"with it the turn would show more than max_media_bytes, {limits.max_media_bytes:,}"
+        if len(self.attachments) >= MAX_ATTACHMENTS:
+            return f"a reply shows no more than {MAX_ATTACHMENTS}"
         clean = _clean(data)
         if clean is None:
             return "its base64 cannot be read"
@@ -91,16 +95,6 @@ class MediaRoom:
         self._left -= size
         name = _file_name(uri) if kind == "file" else ""
         self.attachments.append(m.Attachment(kind=kind, mime=mime, data=clean, bytes=size, name=name))
-        return ""
-
-    def _too_much(self, kind: MediaKind, size: int) -> str:
-        limits = self._limits
-        if kind == "image" and size > limits.max_image_bytes:
-            return f"it is larger than max_image_bytes, {limits.max_image_bytes:,}"
-        if size > self._left:
-            return f"with it the turn would show more than max_media_bytes, {limits.max_media_bytes:,}"
-        if len(self.attachments) >= MAX_ATTACHMENTS:
-            return f"a reply shows no more than {MAX_ATTACHMENTS}"
         return ""
 
 
