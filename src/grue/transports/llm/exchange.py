@@ -16,6 +16,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import functools
+import itertools
 import math
 import operator
 import ssl
@@ -741,13 +742,8 @@ class _Incoming:
 
 def _joined(deltas: list[Delta]) -> list[Delta]:
     """Join neighbouring deltas of the same part, so that the trace does not have one message per token."""
-    joined: list[Delta] = []
-    for delta in deltas:
-        if joined and joined[-1].part == delta.part:
-            joined[-1] = Delta(joined[-1].text + delta.text, delta.part)
-        else:
-            joined.append(delta)
-    return joined
+    parts = itertools.groupby(deltas, operator.attrgetter("part"))
+    return [Delta("".join(map(operator.attrgetter("text"), same)), part) for part, same in parts]
 
 
 def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:

@@ -1,5 +1,6 @@
 """Parse a command in English into a `Phrase`. The parser does not know which things exist."""
 
+import itertools
 import re
 from typing import Final
 
@@ -130,14 +131,8 @@ def _nouns(verb: str, said: str, rest: list[str]) -> Phrase:
     while rest and rest[0] in _PREPOSITIONS:
         rest = rest[1:]
     cut = next((place for place, word in enumerate(rest) if word in _PREPOSITIONS), len(rest))
-    nouns: list[Words] = []
-    current: list[str] = []
-    for word in [*rest[:cut], "and"]:
-        if word not in ("and", ","):
-            current.append(word)
-        elif current:
-            nouns.append(tuple(current))
-            current = []
+    parts = itertools.groupby(rest[:cut], lambda word: word in ("and", ","))
+    nouns = [tuple(words) for separates, words in parts if not separates]
     return Phrase(
         verb=verb,
         said=said,
