@@ -245,17 +245,12 @@ def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str]) -> Gr
     `others` maps names of other agents' tools to the host's actions: `{"Read": "agent.read_file"}`.
     """
     known = frozenset(tools)
-    approved: set[str] = set()
-    named: set[str] = set()
-    unknown = []
-    for entry in skill.allowed or ():
-        found = _meant(entry.name, known, others)
-        named |= found
-        if not entry.limited:
-            approved |= found
-        if not found:
-            unknown.append(entry.name)
-    return Grant(frozenset(approved), frozenset(named), tuple(unknown))
+    found = [(entry, _meant(entry.name, known, others)) for entry in skill.allowed or ()]
+    return Grant(
+        approved=frozenset[str]().union(*(names for entry, names in found if not entry.limited)),
+        named=frozenset[str]().union(*(names for _, names in found)),
+        unknown=tuple(entry.name for entry, names in found if not names),
+    )
 
 
 def _meant(name: str, known: frozenset[str], others: Mapping[str, str]) -> set[str]:
