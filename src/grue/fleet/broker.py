@@ -9,9 +9,9 @@ The broker is a pure state machine: it gets the time as an argument, and never w
   The time between two may be as short as a quarter of the average, so that a busy machine can catch up.
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
-  a full window has succeeded (slow start). A status 429, 503 or 529 halves it; from then on it grows by one.
-  After such a status, no request starts for at least 1 s, and for as long as `Retry-After` says, up to 10
-  minutes.
+  a full window has succeeded (slow start). A status 429, 503 or 529 halves it; from then on it grows by one
+  for each full window. After such a status, no request starts for at least 1 s, and for as long as
+  `Retry-After` says, up to 10 minutes.
 """
 
 import contextlib

@@ -137,8 +137,8 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Driver:
     """Runs a plan on an engine; `folder` must be locked. `retry` is as for `Fleet.map`."""
 
-    # `watch` is called about five times a second with the counts, and the time (monotonic seconds) at which
-    # each running episode was submitted, by id.
+    # `watch` is called a few times a second with the counts, and the time (monotonic seconds) at which each
+    # running episode was submitted, by id.
 
     def __init__(
         self,

@@ -162,7 +162,7 @@ class Fleet:
             repetitions: How many episodes each case has.
             version: Version of the work; `None`: the version that the work declares.
             retry: Play given-up episodes and those with unreadable results again.
-            watch: Called about five times a second with the counts, the running episodes and the costs.
+            watch: Called a few times a second with the counts, the running episodes and the costs.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
         Raises:

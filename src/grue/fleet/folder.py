@@ -41,7 +41,7 @@ from grue.errors import FleetError
 from grue.fleet.broker import Amount, FleetBudget, Rate
 from grue.fleet.course import Course
 from grue.fleet.identity import ID_LENGTH
-from grue.runtime.files import draft_beside, drafted, read_regular, write_whole
+from grue.runtime.files import draft_beside, drafted, os_errors_as, read_regular, write_whole
 
 MANIFEST, LOCK, LEDGER, STOP = "fleet.json", "driver.lock", "ledger.jsonl", "stop"
 LATEST, NAMED = "latest.txt", "named.txt"
@@ -338,14 +338,10 @@ def is_driven(folder: FleetFolder) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _writing(place: Path, doing: str = "write") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FleetError(
-            f"Cannot {doing} {place}: {error.strerror}. Nothing that was finished is lost."
-        ) from error
+def _writing(place: Path, doing: str = "write") -> contextlib.AbstractContextManager[None]:
+    return os_errors_as(
+        lambda said: FleetError(f"{said} Nothing that was finished is lost."), f"{doing} {place}"
+    )
 
 
 def _sorted(folder: Path) -> list[Path]:

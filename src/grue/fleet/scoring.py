@@ -99,31 +99,23 @@ class FinishedEpisode(Struct, frozen=True, kw_only=True):
     trace: Path
 
 
-class Given(Struct, frozen=True, kw_only=True):
-    """The result of a scorer: the score, the reason, and the cost."""
-
-    score: float
-    reason: str = ""
-    spent: Amount = Amount()
-
-
-def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, count: RequestCount) -> Given:
-    """Return a scorer's score; `cache` has judges' verdicts, `count` counts requests. May raise anything."""
+def score(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path) -> tuple[float, str]:
+    """Return a scorer's score and its reason; `cache` holds the verdicts of judges. May raise anything."""
     if scorer.function is not None:
         returned = find_function(scorer.function)(finished)
         value, reason = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")
         number = finite(value)
         if number is None:
             raise ValueError(f"the scorer returned {value!r:.100}; a score is a finite number")
-        return Given(score=number, reason="" if reason is None else str(reason))
+        return number, "" if reason is None else str(reason)
     if scorer.regex is not None:
         return _searched(scorer.regex, finished)
     if scorer.schema is not None:
         return _fits(_schema_text(scorer.schema), finished.answer)
-    return _judged(name, scorer, finished, cache, count)
+    return _judged(name, scorer, finished, cache)
 
 
-def _searched(pattern: str, finished: FinishedEpisode) -> Given:
+def _searched(pattern: str, finished: FinishedEpisode) -> tuple[float, str]:
     def literal(match: re.Match[str]) -> str:
         name = match[1]
         if name not in finished.settings:
@@ -132,7 +124,7 @@ def _searched(pattern: str, finished: FinishedEpisode) -> Given:
         return re.escape(value if isinstance(value, str) else msgspec.json.encode(value).decode())
 
     found = re.search(_SETTING.sub(literal, pattern), finished.answer)
-    return Given(score=1.0) if found else Given(score=0.0, reason="the answer has no match")
+    return (1.0, "") if found else (0.0, "the answer has no match")
 
 
 def _schema_text(schema: str | m.JsonObject) -> str:
@@ -157,15 +149,13 @@ def _schema_check(schema: str) -> Any:
         raise ValueError(f"it is no JSON Schema: {error.message}") from error
 
 
-def _fits(schema: str, answer: str) -> Given:
+def _fits(schema: str, answer: str) -> tuple[float, str]:
     try:
         value = msgspec.json.decode(answer)
     except (msgspec.MsgspecError, RecursionError):
-        return Given(score=0.0, reason="the answer is not JSON")
+        return 0.0, "the answer is not JSON"
     fault = next(_schema_check(schema).iter_errors(value), None)
-    if fault is None:
-        return Given(score=1.0)
-    return Given(score=0.0, reason=fault_text(fault))
+    return (1.0, "") if fault is None else (0.0, fault_text(fault))
 
 
 class _Verdict(Struct, frozen=True, forbid_unknown_fields=True):
@@ -173,7 +163,7 @@ class _Verdict(Struct, frozen=True, forbid_unknown_fields=True):
     score: Annotated[float, Meta(ge=0, le=1)]
 
 
-def _judged(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, count: RequestCount) -> Given:
+def _judged(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path) -> tuple[float, str]:
     """Return the judge's verdict, from the cache if the judge was asked the same question before."""
     settings = chosen_endpoint(llm_settings(GameConfiguration.of_project()), scorer.base_url, scorer.model)
     asked = [
@@ -188,7 +178,7 @@ def _judged(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, c
     file = cache / f"{hashlib.sha256(msgspec.json.encode(asked)).hexdigest()}.json"
     with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
         known = msgspec.json.decode(read_regular(file, _MOST_CACHED_BYTES), type=_Verdict)
-        return Given(score=known.score, reason=known.reason)
+        return known.score, known.reason
     from grue import Runner
 
     with Runner(llm=msgspec.structs.replace(settings, max_tokens=scorer.max_tokens)) as runner:
@@ -196,7 +186,7 @@ def _judged(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path, c
     verdict: _Verdict = outcome.response
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(file, msgspec.json.encode(verdict))
-    return Given(score=verdict.score, reason=verdict.reason, spent=count.spent)
+    return verdict.score, verdict.reason
 
 
 def _request(question: str, finished: FinishedEpisode) -> Any:
@@ -295,7 +285,7 @@ class ScoreTask(Task, frozen=True, kw_only=True):
             end = AttemptEnd(outcome="scored", spent=spent)
         return Attempted(end=end, attempt=run.name)
 
-    def _mark(self, name: str, scorer: Scorer, trace: Path, count: Any) -> None:
+    def _mark(self, name: str, scorer: Scorer, trace: Path, count: RequestCount) -> None:
         question, answer = read_said(trace)
         finished = FinishedEpisode(
             id=self.folder.name,
@@ -305,18 +295,18 @@ class ScoreTask(Task, frozen=True, kw_only=True):
             answer=answer,
             trace=trace,
         )
-        given = score(name, scorer, finished, self.cache, count)
+        value, reason = score(name, scorer, finished, self.cache)
         write_mark(
             self.folder,
             Mark(
                 scorer=name,
                 version=scorer.version,
-                score=given.score,
-                reason=plain_text(given.reason, MOST_REASON),
+                score=value,
+                reason=plain_text(reason, MOST_REASON),
                 attempt=self.attempt,
-                requests=given.spent.requests,
-                tokens=given.spent.tokens,
-                money_usd=given.spent.money_usd,
+                requests=count.spent.requests,
+                tokens=count.spent.tokens,
+                money_usd=count.spent.money_usd,
             ),
         )
 

@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from grue import Runner
 from grue.errors import FleetError
-from grue.fleet.broker import RequestCount
-from grue.fleet.scoring import FinishedEpisode, Scorer, read_scoring, score
+from grue.fleet.scoring import FinishedEpisode, Scorer, ScoreTask, read_scoring, score
+from grue.testing.llm_server import ScriptedLlmServer
+from grue.tracing.marks import read_marks
 
 
 @pytest.mark.parametrize(
@@ -33,4 +35,28 @@ def test_a_schema_does_not_check_formats(tmp_path: Path, draft: str) -> None:
     finished = FinishedEpisode(
         id="e", settings={}, scores={}, question="When?", answer='"today"', trace=tmp_path / "trace.jsonl"
     )
-    assert score("shape", scorer, finished, tmp_path, RequestCount(None, {})).score == 1
+    assert score("shape", scorer, finished, tmp_path) == (1, "")
+
+
+def test_the_requests_of_a_scorers_function_are_counted_in_its_mark(tmp_path: Path) -> None:
+    with ScriptedLlmServer(["It is lit.", "0.5"]) as llm:
+        with Runner(llm=llm.settings, trace=tmp_path / "attempt-1" / "trace.jsonl") as runner:
+            runner.run_turn("Is the lamp lit?")
+        (tmp_path / "asks.py").write_text(
+            "from grue import LlmSettings, Runner\n"
+            "def ask(finished):\n"
+            f"    llm = LlmSettings(base_url={llm.base_url!r}, model='scripted', api_key='')\n"
+            "    with Runner(llm=llm) as runner:\n"
+            "        return float(runner.run_turn(finished.answer).response)\n"
+        )
+        task = ScoreTask(
+            folder=tmp_path,
+            attempt=1,
+            settings={},
+            scores={},
+            scorers={"asks": Scorer(function=f"{tmp_path / 'asks.py'}:ask")},
+            cache=tmp_path / "judged",
+        )
+        assert task.make().end.outcome == "scored"
+    (mark,) = read_marks(tmp_path)
+    assert (mark.score, mark.requests, mark.tokens) == (0.5, 1, 15)

@@ -41,8 +41,8 @@ class Reply(Struct, frozen=True):
 
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
     """Answer with the playbook's next command or one that `explore` finds; thoughts come first."""
-    # A request that is not about a game gets a fixed answer. Raises `BadRequestError` for an impossible
-    # shape.
+    # A request that is not about a game gets a fixed answer. Raises `BadRequestError` if the answer's schema
+    # cannot be filled.
     standing = read_standing(request)
     situation = standing.situation
     if situation is None:
