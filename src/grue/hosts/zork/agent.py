@@ -157,9 +157,11 @@ class ZorkAgent:
     """Decide on one game command for each turn, with tool calls if the model makes them.
 
     Args:
-        config: Limits and policies of the turn, and the sampling settings that are `None` here.
-        client: An `LLMClient`, or any object with `chat.completions.create`, blocking or not. If it has a
-            method `_supports_tool_calling`, the method decides whether the model is offered tools.
+        config: Limits and policies of the turn. It also has the model, the time limit of a turn and the sampling
+            settings that are `None` here.
+        client: An `LLMClient` (`None`: made from `config`), or any object with `chat.completions.create`,
+            blocking or not. If it has a method `_supports_tool_calling`, the method decides whether the model
+            is offered tools.
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the coroutines
             `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`; `None` for no tools.
             The logger and the Langfuse client of an `MCPManager` get the events of the turns too.
