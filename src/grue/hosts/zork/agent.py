@@ -157,7 +157,7 @@ class ZorkAgent:
     """Decide on one game command for each turn, with tool calls if the model makes them.
 
     Args:
-        config: Limits and policies of the turn. It also has the model, the time limit of a turn and the sampling
+        config: Limits and policies of the turn. It also gives the model, the time limit and the sampling
             settings that are `None` here.
         client: An `LLMClient` (`None`: made from `config`), or any object with `chat.completions.create`,
             blocking or not. If it has a method `_supports_tool_calling`, the method decides whether the model
