@@ -413,8 +413,8 @@ def score(
     """Give all finished episodes of a fleet further scores, computed from their traces.
 
     No episode runs again. The scores are stored in the folder. Episodes whose
-    trace is missing are left out. The exit status is 1 if another one could not
-    be scored.
+    trace is missing are left out. The exit status is 1 if an episode with a trace
+    could not be scored.
     """
     from grue.cli.fleet import score_episodes
 
