@@ -82,8 +82,8 @@ _START = typer.Option(
     "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
     "what the previous turn's tool calls change.\n\n"
     "after_turn and beside_turn cannot apply to the first turn. For that turn, the default below counts.\n\n"
-    "The first four values have no effect if the server's entry in mcp_config.json has a key `start`. The last "
-    "two have none if the value of that key is when_called.",
+    "The first four values have no effect if the server's entry in mcp_config.json has a key `start`. The "
+    "last two have none if the value of that key is when_called.",
     show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
 )
 
