@@ -347,7 +347,7 @@ def _fetch(url: str, into: BinaryIO, most: int, within_s: float, *, redirects: i
     """Write the body at `url`, of at most `most` bytes, into a file. Sends no API key."""
     import httpx
 
-    # No proxy can reach this machine. `mounts` decides for each address that a redirect leads to.
+    # No proxy can reach this machine's own addresses, so ask these directly, also after a redirect.
     direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None for host in LOOPBACK}
 
     async def fetch() -> None:

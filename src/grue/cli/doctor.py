@@ -396,7 +396,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
 def _tools(
     known: KnownServers, config: GameConfiguration, opened: m.SessionOpened, notices: list[str]
 ) -> Iterator[Finding]:
-    # `note`: a changed tool is used all the same, or a tool is malformed, which only its author can mend.
+    # A changed tool that is not refused is a `note`. So is a malformed tool, which only its author can mend.
     name = opened.server
     drifted: list[m.ToolDrifted] = []
     with suppress(MCPConfigError):  # `_lock` has reported that the lock cannot be used

@@ -341,7 +341,7 @@ class LiveView(Closing):
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()
         self._gone = False
-        # At exit the interpreter waits for threads that are no daemons, and a stopped terminal blocks this.
+        # A daemon, because a stopped terminal blocks the thread, and at exit Python waits for other threads.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:

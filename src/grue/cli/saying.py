@@ -1,4 +1,4 @@
-"""Print text, with escape sequences, characters that change the writing direction and secrets replaced."""
+"""Print text in which secrets, escape sequences and marks of the writing direction are replaced."""
 
 import os
 import shutil
