@@ -459,8 +459,8 @@ def run(
     agent: str | None = _AGENT,
     task: str | None = _TASK,
     offline: bool = opt.offline(" The script can do only the task of the example."),
-    model: str | None = opt.model("model.name in AGENT.yaml, else anthropic/claude-haiku-5.5"),
-    base_url: str | None = opt.base_url("model.base_url in AGENT.yaml, else https://openrouter.ai/api/v1"),
+    model: str | None = opt.model(f"model.name in AGENT.yaml, else {opt.DEFAULT_MODEL}"),
+    base_url: str | None = opt.base_url(f"model.base_url in AGENT.yaml, else {opt.DEFAULT_URL}"),
     run_dir: Path | None = opt.run_folder(
         "the trace and the logs are written. If the result of a tool is shortened for the model, the "
         "full one is written there too."
@@ -742,15 +742,11 @@ def logout(server: str = _SERVER_BY_URL, mcp_config: Path | None = opt.MCP_CONFI
     log_out(server, mcp_config)
 
 
-def _asked_by_doctor(setting: str, otherwise: str) -> str:
-    return f"{setting} under tool.grue.llm in pyproject.toml, else as said above, else {otherwise}"
-
-
 @app.command()
 def doctor(
     mcp_config: Path | None = opt.MCP_CONFIG,
-    model: str | None = opt.model(_asked_by_doctor("agent_model", "anthropic/claude-haiku-5.5")),
-    base_url: str | None = opt.base_url(_asked_by_doctor("client_base_url", "https://openrouter.ai/api/v1")),
+    model: str | None = opt.DOCTOR_MODEL,
+    base_url: str | None = opt.DOCTOR_URL,
     no_network: bool = typer.Option(
         False, "--no-network", help="Do not contact the LLM endpoint, nor MCP servers that have a URL."
     ),

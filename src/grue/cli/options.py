@@ -15,6 +15,7 @@ OR_BUNDLED = (
     "not set, a server that comes with grue is used instead"
 )
 _LLM = "under tool.grue.llm in pyproject.toml, else"
+DEFAULT_MODEL, DEFAULT_URL = "anthropic/claude-haiku-5.5", "https://openrouter.ai/api/v1"
 MCP_CONFIG = typer.Option(None, "--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=OR_BUNDLED)
 """For commands that use the bundled server if the project has no file of servers, or turns MCP off."""
 MCP_CONFIG_FILE = typer.Option(
@@ -101,8 +102,10 @@ def base_url(default: str) -> Any:
 
 
 OFFLINE = offline()
-MODEL = model(f"agent_model {_LLM} anthropic/claude-haiku-5.5")
-BASE_URL = base_url(f"client_base_url {_LLM} https://openrouter.ai/api/v1")
+MODEL = model(f"agent_model {_LLM} {DEFAULT_MODEL}")
+BASE_URL = base_url(f"client_base_url {_LLM} {DEFAULT_URL}")
+DOCTOR_MODEL = model(f"agent_model {_LLM} as said above, else {DEFAULT_MODEL}")
+DOCTOR_URL = base_url(f"client_base_url {_LLM} as said above, else {DEFAULT_URL}")
 STREAM = typer.Option(
     False, "--stream", help="Request the model's replies as streams, and show their text while it arrives."
 )
