@@ -107,7 +107,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
         raise MCPConfigError(
             f"The tools of the servers 'mcp' and '{prefixed}' could have the same names. Rename one of them."
         )
-    if any(isinstance(server, StdioServer | HttpServer) for server in named.values()):
+    if any(isinstance(server, McpServer) for server in named.values()):
         require_mcp()
         load("grue.transports.mcp.client")
     return named
@@ -167,7 +167,7 @@ def with_settings(
                 raise MCPConfigError.of_value(kind, (field, name), text)
     changed = dict(servers)
     for server_name, server in servers.items():
-        if isinstance(server, StdioServer | HttpServer):
+        if isinstance(server, McpServer):
             options = replace(server.options, start=server.options.start or start)
             if server_name in limits.startup_timeouts_s:  # for the errors of a start that takes too long
                 options = replace(options, startup_timeout_place="startup_timeouts_s in these TurnLimits")
@@ -177,7 +177,7 @@ def with_settings(
 
 def starts_when_called(server: object) -> bool:
     """Return whether a tool server starts at the first call of one of its tools."""
-    return isinstance(server, StdioServer | HttpServer) and server.options.start == "when_called"
+    return isinstance(server, McpServer) and server.options.start == "when_called"
 
 
 def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
@@ -193,7 +193,7 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFi
 
 def _under(name: str, server: ToolServer) -> ToolServer:
     """Return the server, named after its key in `servers=`. Its tools' full names begin with this key."""
-    if isinstance(server, StdioServer | HttpServer):
+    if isinstance(server, McpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
     if form:
@@ -259,7 +259,7 @@ def servers_for(
     return tuple(
         name
         for name, server in servers.items()
-        if not isinstance(server, StdioServer | HttpServer)  # other servers' tools may have any names
+        if not isinstance(server, McpServer)  # other servers' tools may have any names
         or any(f"{name}.".startswith(start) or start.startswith(f"{name}.") for start in starts)
     )
 
@@ -342,7 +342,7 @@ class PresumedListings:
         changed = {name: seen for name, seen in new.items() if self._cached.get(name) != seen}
         self._cached |= changed
         servers = ((self._servers[name], seen) for name, seen in changed.items())
-        return [(server, seen) for server, seen in servers if isinstance(server, StdioServer | HttpServer)]
+        return [(server, seen) for server, seen in servers if isinstance(server, McpServer)]
 
     def _is_stale(self, name: m.ServerName) -> bool:
         seen = self._unsaved.get(name) or self._from_cache(name)
@@ -360,7 +360,7 @@ class PresumedListings:
 
     def _from_cache(self, name: m.ServerName) -> SeenListing | None:
         server = self._servers[name]
-        if not self._may_remember(name) or not isinstance(server, StdioServer | HttpServer):
+        if not self._may_remember(name) or not isinstance(server, McpServer):
             return None
         if name not in self._cached:
             # imported here, because few programs need it
@@ -407,7 +407,7 @@ class PresumedListings:
 
     def _start_of(self, name: m.ServerName) -> StartWhen:
         server = self._servers.get(name)
-        own = server.options.start if isinstance(server, StdioServer | HttpServer) else None
+        own = server.options.start if isinstance(server, McpServer) else None
         return own or "beside_if_locked"
 
     def _screened(
@@ -419,7 +419,7 @@ class PresumedListings:
             return before[1]
         server = self._servers[name]
         screened = tuple(replace(tool, server=name, trusted=False) for tool in tools)
-        if isinstance(server, StdioServer | HttpServer):
+        if isinstance(server, McpServer):
             screened = in_its_box(server, server.options.select(screened, lambda _kind, _text: None))
         if self._lock is not None:
             screened, _ = screen(self._lock.pins(name), name, screened, policy.on_tool_drift)
