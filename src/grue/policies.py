@@ -515,7 +515,8 @@ one of the server's tools, if the tools are known, else at the turn's start.
 
 StartAhead = Literal["after_turn", "beside_turn"]
 """When a server is started in advance for the next turn. `after_turn` (with `keep="loop"`): when this turn
-has ended. `beside_turn`: while this turn waits for its model, so without what its calls change."""
+has ended. `beside_turn` (with `keep="loop"`, or in `Runner.map`): while this turn waits for its model, before
+this turn's calls have changed what the server may read at its start."""
 
 DEFAULT_START: StartWhen = "beside_if_locked"
 

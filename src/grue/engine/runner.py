@@ -109,7 +109,8 @@ class Runner(AsyncToolAccess, Closing):
             `beside`: at the same time, if the server's tools are known. `beside_if_locked`: at the same time,
             if the tool lock lists them. `when_called`: at the first call. Two values start servers in advance
             for the next turn: `after_turn` when a turn has ended, `beside_turn` while a turn waits for its
-            model. `("after_turn", "beside")`: the second value is for servers not started in advance.
+            model (with `keep="nothing"` only in `map`). `("after_turn", "beside")`: the second value is for
+            servers not started in advance.
 
     Raises:
         MCPConfigError: An argument is invalid, or `keep` and `start` conflict.
@@ -299,9 +300,9 @@ class Runner(AsyncToolAccess, Closing):
         """Run a turn and return its outcome, blocking. A text is short for `TurnRequest(user=text)`.
 
         With `keep="nothing"` this is one `anyio.run`. When it returns or raises, no process of this turn is
-        alive. With any other `keep` the turn runs in the episode's loop. With `keep="loop"` and
-        `start="after_turn"`, the turn's server processes are ended in the background, before the next turn's
-        first tool call.
+        alive. With any other `keep` the turn runs in the episode's loop. With `keep="loop"` and a `start` in
+        advance (`after_turn`, `beside_turn`), the turn's server processes are ended in the background, before
+        the next turn's first tool call.
 
         A call inside a running event loop works too, with a warning. If one of the program's signal handlers
         raises an exception during the turn, the turn ends.
