@@ -391,7 +391,8 @@ class PresumedListings:
 
     def _approved(self, name: m.ServerName, policy: FailurePolicy) -> m.PresumedListing | None:
         """Return the locked listing if a server that starts when called must use it; `None`: it need not."""
-        # A tool that differs from the lock is never offered, so the server would never start and list anew.
+        # Tools that differ from the lock are not offered. If an outdated listing had only such tools, no call
+        # would start the server, and it would never list its tools anew.
         if policy.on_tool_drift != "refuse" or name in self._last or name not in self._locked:
             return None
         tools = self._screened(name, self._locked[name], policy)

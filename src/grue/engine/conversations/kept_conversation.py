@@ -82,7 +82,7 @@ class EarlierResults:
 
     @property
     def turns(self) -> tuple[TurnRecorded, ...]:
-        """The turns that were recorded, oldest first."""
+        """The turns that have a trace, oldest first."""
         return tuple(self._turns)
 
     def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
