@@ -236,7 +236,7 @@ class AnswerError(MCPError):
     """The model gave no acceptable answer, and the host set no fallback.
 
     Attributes:
-        raw: The model's last text.
+        raw: The model's last text; `None`: there was none.
         tool_calls: The tool calls of the turn (`ToolCallRecord`).
     """
 

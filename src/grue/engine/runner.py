@@ -109,8 +109,7 @@ class Runner(AsyncToolAccess, Closing):
             `beside`: at the same time, if the server's tools are known. `beside_if_locked`: at the same time,
             if the tool lock lists them. `when_called`: at the first call. Two values start servers in advance
             for the next turn: `after_turn` when a turn has ended, `beside_turn` while a turn waits for its
-            model (with `keep="nothing"` only in `map`). `("after_turn", "beside")`: the second value is for
-            servers not started in advance.
+            model. `("after_turn", "beside")`: the second value is for servers not started in advance.
 
     Raises:
         MCPConfigError: An argument is invalid, or `keep` and `start` conflict.
