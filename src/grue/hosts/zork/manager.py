@@ -223,7 +223,7 @@ class MCPManager:
             return tool_results.call_failed(str(error))
 
     def lend(self, turn: TurnUse | None) -> None:
-        """Let a turn use this manager: `connect_session` tries once, with the turn's limit. `None`: undo."""
+        """Let a turn use this manager: `connect_session` tries once, with its limit. `None`: it has ended."""
         self._news.turn = turn
 
     def kill_leftovers(self) -> None:

@@ -44,9 +44,9 @@ OWN_KEY = "GRUE_API_KEY"
 
 
 def key_names(base_url: str) -> tuple[str, ...]:
-    """Return the variables to take the key for `base_url` from, the first one that is set.
+    """Return the environment variables that may hold the key for `base_url`; the first that is set counts.
 
-    The provider's own variable counts only over https.
+    The provider's own variable is among them only if the URL begins with `https://`.
     """
     rows = profiles.known_profiles(base_url)
     if not rows or urlsplit(base_url).scheme != "https":

@@ -106,7 +106,7 @@ def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
 
 
 def redirect_fault(status: int, location: str, *, same_place: bool) -> WireFault:
-    """Return the fault for a redirect that is not followed; `same_place`: within the same origin and user."""
+    """Return the fault for a redirect that is not followed; `same_place`: to the same origin and user."""
     meant = "what is sent is meant for the configured address only"
     why = "it would turn the request into a GET" if same_place else meant
     cause = f"the server redirects to {location} (HTTP {status}), which is not followed: {why}"
