@@ -69,7 +69,7 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
 
 
 def list_skills(asks: ToolClient | McpManager, server: str) -> tuple[list[ServedSkill], list[str]]:
-    """Return the skills that a server lists, and a sentence for each problem. No file is read."""
+    """Return the usable skills that a server lists, and a sentence for each problem. No file is read."""
     skills: dict[str, ServedSkill] = {}
     problems = []
     entries = asks.request_all(server, LIST)
@@ -117,6 +117,7 @@ class ServedSkills:
     """The approved skills of some servers.
 
     Args:
+        asks: Sends the requests to the servers.
         folder: The folder with `mcp_skills.lock`, which has the approved digests.
 
     Attributes:
