@@ -29,20 +29,7 @@ from grue.field_checks import check_settings, is_usable, shown
 from grue.runtime.files import LineFile, as_path, next_line, open_regular, os_errors_as, write_whole
 from grue.runtime.loops.closing import Closing
 from grue.runtime.loops.interrupts import block_signals
-from grue.runtime.trace.format import (
-    FORMAT,
-    MAX_DEPTH,
-    UNDECODABLE,
-    Extract,
-    PayloadReference,
-    TraceHeader,
-    TraceLine,
-    is_deeper,
-    long_strings,
-    payload_path,
-    read_header,
-    tag_at_start,
-)
+from grue.runtime.trace import format as fmt
 from grue.runtime.trace.recorder import Envelope, Recorder
 
 FLUSH_WITHIN_S = 2.0  # how long `flush` waits for a slow disk; queued lines are still written then
@@ -202,11 +189,11 @@ def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
     """Raise `TraceError` if `grue trace` could not read a line. Add this observer before a `TraceWriter`."""
     usable = b'"body":{"type":' in line and type(envelope.turn) is int and isinstance(envelope.sender, str)
     # Only the facts that a host records can be nested so deeply. The line is one level deeper than its body.
-    if not usable or (envelope.receiver == "trace" and is_deeper(line, MAX_DEPTH + 1)):
+    if not usable or (envelope.receiver == "trace" and fmt.is_deeper(line, fmt.MAX_DEPTH + 1)):
         raise TraceError(
             f"{type(envelope.body).__name__} cannot be recorded: the trace could not be read any more. Record"
-            f" a Fact, or another message with a tag, nested at most {MAX_DEPTH} levels deep; sender= is a"
-            " text and turn= an int."
+            f" a Fact, or another message with a tag, nested at most {fmt.MAX_DEPTH} levels deep; sender= is"
+            " a text and turn= an int."
         )
 
 
@@ -317,10 +304,10 @@ class TraceWriter(Closing):
         if self._file.size:
             raise TraceError(f"The trace file {self.path} exists already: choose another name, or remove it.")
         version = self._options.version
-        header = TraceHeader(format=FORMAT, episode=episode, started_at=started_at, version=version)
+        header = fmt.TraceHeader(format=fmt.FORMAT, episode=episode, started_at=started_at, version=version)
         self._file.write(msgspec.json.encode(header))
 
-    def _last_whole_line(self, after: int) -> TraceLine | None:
+    def _last_whole_line(self, after: int) -> fmt.TraceLine | None:
         """Repair the file's end, and return the last line; `None`: the file has only a header."""
         written = self._file.last_line()
         if not written.endswith(b"\n"):
@@ -342,7 +329,7 @@ class TraceWriter(Closing):
     def _write(self, lines: list[bytes]) -> None:
         start = 0
         for position, line in enumerate(lines):
-            strings = long_strings(line)
+            strings = fmt.long_strings(line)
             if strings or len(line) > self._options.max_payload_bytes:
                 self._file.write(*lines[start:position])
                 self._file.write(self._shortened(line, strings))
@@ -354,18 +341,18 @@ class TraceWriter(Closing):
         """Move a line's long `strings` into files. If its body is still too long, move the body as well."""
         view = memoryview(written)
         pieces: list[memoryview] = []
-        extracts: list[Extract] = []
+        extracts: list[fmt.Extract] = []
         end = length = 0
         for start, following in strings:
             pieces += [view[end:start], _EMPTY]
             length += start - end
             string = view[start:following]
-            extracts.append(Extract(at=length, sha256=self._kept(string), bytes=len(string)))
+            extracts.append(fmt.Extract(at=length, sha256=self._kept(string), bytes=len(string)))
             length, end = length + 2, following
         kept = memoryview(b"".join([*pieces, view[end:]])) if strings else view
         return self._with_reference(kept, extracts)
 
-    def _with_reference(self, written: memoryview, extracts: list[Extract]) -> bytes:
+    def _with_reference(self, written: memoryview, extracts: list[fmt.Extract]) -> bytes:
         # Decoding the whole line would copy it, and block other threads. The search finds nothing inside a
         # string, because the quotes in a string are escaped. The body is the last member of a line.
         start = _BODY.search(written)
@@ -376,14 +363,14 @@ class TraceWriter(Closing):
         line = replace(head, extracts=tuple(replace(each, at=each.at - before) for each in extracts))
         if len(body) <= self._options.max_payload_bytes:
             return msgspec.json.encode(replace(line, body=msgspec.Raw(bytes(body))))
-        tag = tag_at_start(body) or UNSET
-        reference = PayloadReference(sha256=self._kept(body), bytes=len(body), type=tag)
+        tag = fmt.tag_at_start(body) or UNSET
+        reference = fmt.PayloadReference(sha256=self._kept(body), bytes=len(body), type=tag)
         return msgspec.json.encode(replace(line, body=msgspec.Raw(msgspec.json.encode(reference))))
 
     def _kept(self, content: memoryview) -> str:
         """Write a payload file, unless it exists with the same size, and return the hash that names it."""
         sha256 = hashlib.sha256(content).hexdigest()
-        path = payload_path(self.place, sha256)
+        path = fmt.payload_path(self.place, sha256)
         with os_errors_as(TraceError, f"write the trace's payload {path}"):
             if not path.exists() or path.stat().st_size != len(content):
                 path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -400,22 +387,24 @@ def writers_of(recorder: Recorder) -> list[TraceWriter]:
 
 _BODY = re.compile(rb'"body":')
 _EMPTY = memoryview(b'""')
-_LINES = msgspec.json.Decoder(TraceLine)
+_LINES = msgspec.json.Decoder(fmt.TraceLine)
 
 
-def _line(written: bytes) -> TraceLine | None:
+def _line(written: bytes) -> fmt.TraceLine | None:
     try:
         return _LINES.decode(written)
-    except UNDECODABLE:
+    except fmt.UNDECODABLE:
         return None
 
 
 def _header_to_resume(path: Path, episode: str) -> bytes:
     with os_errors_as(TraceError, f"read the trace file {path}"), open_regular(path) as file:
         first = next_line(file)
-    header = read_header(path, first)
-    if header.format != FORMAT:
-        raise TraceError(f"{path} has trace format {header.format}; only format {FORMAT} can be continued.")
+    header = fmt.read_header(path, first)
+    if header.format != fmt.FORMAT:
+        raise TraceError(
+            f"{path} has trace format {header.format}; only format {fmt.FORMAT} can be continued."
+        )
     if header.episode != episode:
         raise TraceError(f"{path} is the trace of the episode {header.episode}, not of {episode}.")
     return first

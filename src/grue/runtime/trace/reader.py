@@ -14,22 +14,7 @@ from msgspec import Struct
 
 from grue.errors import TraceError
 from grue.runtime.files import MAX_LINE_BYTES, next_line, open_regular, read_regular
-from grue.runtime.trace.format import (
-    MAX_DEPTH,
-    REFERENCE_START,
-    UNDECODABLE,
-    PayloadReference,
-    TraceHeader,
-    TraceLine,
-    check_numbers,
-    damaged,
-    error_text,
-    is_deeper,
-    payload_path,
-    read_header,
-    tag_at_start,
-    unknown,
-)
+from grue.runtime.trace import format as fmt
 from grue.runtime.trace.recorder import Envelope
 
 B = TypeVar("B")
@@ -38,7 +23,7 @@ B = TypeVar("B")
 class Trace(Struct, Generic[B], frozen=True):
     """A whole trace file. `cut_short`: the last line was incomplete, such as when the host was killed."""
 
-    header: TraceHeader
+    header: fmt.TraceHeader
     envelopes: tuple[Envelope[B], ...]
     cut_short: bool
 
@@ -54,7 +39,7 @@ class LinePlace(NamedTuple):
 class RecordedLine(Struct, Generic[B], frozen=True):
     """A line of a trace whose body is not decoded yet."""
 
-    line: TraceLine
+    line: fmt.TraceLine
     place: LinePlace
     reader: TraceReader[B]
 
@@ -62,9 +47,9 @@ class RecordedLine(Struct, Generic[B], frozen=True):
     def tag(self) -> str:
         """The body's tag, also of a body in a payload file; empty: no tag was found."""
         body = self.line.body
-        tag = tag_at_start(body)
-        if not tag and bytes(memoryview(cast("Any", body))[: len(REFERENCE_START)]) == REFERENCE_START:
-            with contextlib.suppress(*UNDECODABLE):
+        tag = fmt.tag_at_start(body)
+        if not tag and memoryview(cast("Any", body))[: len(fmt.REFERENCE_START)] == fmt.REFERENCE_START:
+            with contextlib.suppress(*fmt.UNDECODABLE):
                 return _REFERENCES.decode(body).type or ""
         return tag
 
@@ -86,7 +71,7 @@ class TraceReader(Generic[B]):
         self.cut_short = False
         self._bodies = msgspec.json.Decoder(body_type)
         with _opened(path) as file:
-            self.header = read_header(path, _next_line(path, 1, file))
+            self.header = fmt.read_header(path, _next_line(path, 1, file))
 
     def __iter__(self) -> Iterator[Envelope[B]]:
         """Yield the envelopes that are in the file now."""
@@ -103,7 +88,7 @@ class TraceReader(Generic[B]):
             file.seek(place.offset)
             line = _decoded(self.path, place.number, _next_line(self.path, place.number, file))
         if line is None:
-            raise damaged(self.path, place.number, "the file has changed while it was read")
+            raise fmt.damaged(self.path, place.number, "the file has changed while it was read")
         return self.decoded(place.number, line)
 
     def lines(self) -> Iterator[RecordedLine[B]]:
@@ -118,7 +103,7 @@ class TraceReader(Generic[B]):
                     if line is None:
                         self.cut_short = True
                         return
-                    check_numbers(path, number, line, seq)
+                    fmt.check_numbers(path, number, line, seq)
                     yield RecordedLine(line, LinePlace(offset, number, len(text)), self)
                     offset, number, seq = offset + len(text), number + 1, line.seq
             except OSError as error:
@@ -145,7 +130,7 @@ class TraceReader(Generic[B]):
                 text = _next_line(self.path, number, file)
                 line = _decoded(self.path, number, text) if text.endswith(b"\n") else None
                 if line is not None:
-                    check_numbers(self.path, number, line, after=last.seq if last else 0)
+                    fmt.check_numbers(self.path, number, line, after=last.seq if last else 0)
                     last = self.decoded(number, line)
                     number += 1
                     yield last
@@ -157,19 +142,19 @@ class TraceReader(Generic[B]):
                 # The incomplete line may be complete now, or replaced by a writer that resumes the trace.
                 file.seek(start)
 
-    def decoded(self, number: int, line: TraceLine) -> Envelope[B]:
+    def decoded(self, number: int, line: fmt.TraceLine) -> Envelope[B]:
         """Return the envelope of a line; raises `TraceError` for a damaged payload or an unknown message."""
         written = bytes(line.body)
-        if written.startswith(REFERENCE_START):
+        if written.startswith(fmt.REFERENCE_START):
             written = self._payload(number, line)
         if line.extracts:
             written = self._restored(number, line, written)
-        if is_deeper(written, MAX_DEPTH):
-            raise damaged(self.path, number, f"nested deeper than {MAX_DEPTH} levels")
+        if fmt.is_deeper(written, fmt.MAX_DEPTH):
+            raise fmt.damaged(self.path, number, f"nested deeper than {fmt.MAX_DEPTH} levels")
         try:
             body = self._body(line, written)
-        except UNDECODABLE as error:
-            raise unknown(self.path, number, error) from error
+        except fmt.UNDECODABLE as error:
+            raise fmt.unknown(self.path, number, error) from error
         return Envelope(
             seq=line.seq,
             t=line.t,
@@ -183,37 +168,39 @@ class TraceReader(Generic[B]):
             copied=line.copied,
         )
 
-    def _body(self, line: TraceLine, written: bytes) -> B:
+    def _body(self, line: fmt.TraceLine, written: bytes) -> B:
         """Decode the body `written`. A subclass overrides this to decode some kinds of lines differently."""
         del line
         body: B = self._bodies.decode(written)
         return body
 
-    def _payload(self, number: int, line: TraceLine) -> bytes:
+    def _payload(self, number: int, line: fmt.TraceLine) -> bytes:
         try:
             reference = _REFERENCES.decode(line.body)
-        except UNDECODABLE as error:
+        except fmt.UNDECODABLE as error:
             # The decoder checks the form of the hash, because a hostile trace could put a path there.
-            raise damaged(self.path, number, f"not a reference to a payload: {error_text(error)}") from error
+            raise fmt.damaged(
+                self.path, number, f"not a reference to a payload: {fmt.error_text(error)}"
+            ) from error
         return self._content(number, reference.sha256)
 
-    def _restored(self, number: int, line: TraceLine, body: bytes) -> bytes:
+    def _restored(self, number: int, line: fmt.TraceLine, body: bytes) -> bytes:
         """Return a body's JSON with the long strings put back that were moved into files."""
         pieces: list[bytes] = []
         end, size = 0, len(body)
         for extract in line.extracts:
             if extract.at < end or body[extract.at : extract.at + 2] != b'""':
-                raise damaged(self.path, number, f"there is no place in its body at byte {extract.at}")
+                raise fmt.damaged(self.path, number, f"there is no place in its body at byte {extract.at}")
             pieces += [body[end : extract.at], self._content(number, extract.sha256)]
             end = extract.at + 2
             size += len(pieces[-1])
             if size > MAX_LINE_BYTES:
                 # A line of a hostile trace may refer to the same large file many times.
-                raise damaged(self.path, number, "its body is too large with what was taken out of it")
+                raise fmt.damaged(self.path, number, "its body is too large with what was taken out of it")
         return b"".join([*pieces, body[end:]])
 
     def _content(self, number: int, sha256: str) -> bytes:
-        path = payload_path(self.path, sha256)
+        path = fmt.payload_path(self.path, sha256)
         where = f"{self.path}, line {number}"
         try:
             content = read_regular(path)
@@ -235,17 +222,17 @@ def read_trace(path: Path, body_type: type[B] | Any) -> Trace[B]:
     return TraceReader(path, body_type).whole()
 
 
-_LINES = msgspec.json.Decoder(TraceLine)
-_REFERENCES = msgspec.json.Decoder(PayloadReference)
+_LINES = msgspec.json.Decoder(fmt.TraceLine)
+_REFERENCES = msgspec.json.Decoder(fmt.PayloadReference)
 
 
-def _decoded(path: Path, number: int, text: bytes) -> TraceLine | None:
+def _decoded(path: Path, number: int, text: bytes) -> fmt.TraceLine | None:
     """Return the decoded line; `None`: the line is the last one and incomplete."""
     try:
         return _LINES.decode(text)
-    except UNDECODABLE as error:
+    except fmt.UNDECODABLE as error:
         if text.endswith(b"\n"):
-            raise damaged(path, number, f"not a trace line: {error_text(error)}") from error
+            raise fmt.damaged(path, number, f"not a trace line: {fmt.error_text(error)}") from error
         return None
 
 

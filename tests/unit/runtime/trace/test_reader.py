@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plain_messages import Body, Counted, Said, rounded, write
 
 from grue.errors import TraceError
-from grue.runtime.trace import reader
+from grue.runtime.trace import format as trace_format
 from grue.runtime.trace.file import TraceOptions
 from grue.runtime.trace.reader import Trace, TraceReader, read_trace
 
@@ -221,7 +221,7 @@ def test_what_a_signal_handler_raises_is_no_error_of_the_file(
     def struck(*_args: object) -> None:
         raise TimeoutError("the host's own alarm")
 
-    monkeypatch.setattr(reader, "check_numbers", struck)
+    monkeypatch.setattr(trace_format, "check_numbers", struck)
     with pytest.raises(TimeoutError, match="the host's own alarm"):
         read_trace(path, Body)
 
