@@ -28,22 +28,13 @@ from grue.errors import MCPConfigError, TraceError
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import EpisodeEnded
 from grue.tracing.marks import HUMAN, MOST_REASON, Mark, place_of_marks, read_marks, write_mark
-from grue.tracing.overview import Overview
-from grue.tracing.page_feed import EpisodePage, PageFeed, PageTurn, Piece
+from grue.tracing.page_feed import EpisodePage, PageFeed
 from grue.tracing.page_file import ImageTable, embedded, page_parts
 from grue.tracing.reading import EpisodeReader, open_episode
 from grue.tracing.viewer import SCRIPTS, STYLE
 
 _MOST_ANSWER_BYTES = 8_000_000  # of new pieces in one answer, unless a single piece is larger
 _POLL_S = 0.2
-
-
-class _LivePiece(Piece, frozen=True, kw_only=True):
-    """A piece with the turns that its messages changed; `actors` and `overview` cover all messages so far."""
-
-    turns: tuple[PageTurn, ...]
-    actors: tuple[str, ...]
-    overview: Overview
 
 
 class LiveFeed:
@@ -121,8 +112,9 @@ class LiveFeed:
         turns = tuple(feed.turns())
         if not turns:
             return
-        piece = _LivePiece(**asdict(feed.take()), turns=turns, actors=feed.actors, overview=feed.overview)
-        line = msgspec.json.encode(piece) + b"\n"
+        # `turns` are those that the piece's messages changed. The rest covers all messages so far.
+        so_far = {"turns": turns, "actors": feed.actors, "overview": feed.overview}
+        line = msgspec.json.encode({**asdict(feed.take()), **so_far}) + b"\n"
         with self._lock:
             end = self._ends[-1] if self._ends else 0
             self._spool.seek(end)
