@@ -62,6 +62,7 @@ def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
 
 def _noting(lengths: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
     """Yield the turns. Add to `lengths` how long the history was when each turn of a conversation began."""
+    # Turns that are not compared count too, such as those before a fork.
     for each in turns:
         begun = (envelope.body for envelope in each.envelopes if isinstance(envelope.body, m.RunTurn))
         lengths.update(run.history.length for run in begun if run.history is not None)
