@@ -184,27 +184,21 @@ def write_comparison(left: Path, right: Path, target: Path) -> int:
             for number, each in enumerate(islice(diff(*readers), _MOST_DIVERGENCES + 1))
         ]
         first = found[0].turn if found else 0
-        _write(target, readers, found, first)
-    return first
-
-
-def _write(
-    target: Path, readers: tuple[EpisodeReader, EpisodeReader], found: list[_Difference], first: int
-) -> None:
-    names = [reader.header.episode for reader in readers]
-    parts = page_parts("compare", f"{names[0]} and {names[1]}", style=STYLE, scripts=_SCRIPTS)
-    with replacing(target) as page, tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as pieces:
-        images = ImageTable(spool)
         rows = found[:_MOST_DIVERGENCES]
-        turns = {row.left: 0 for row in rows if row.left}, {row.right: 0 for row in rows if row.right}
-        episodes = [
-            embedded(write_pieces(pieces, reader, names[side], images, side, turns[side]))
-            for side, reader in enumerate(readers)
-        ]
-        for row in rows:
-            row.turn = turns[0][row.left] if row.left else turns[1][row.right]
-        comparison = {"turn": first, "differences": rows, "more": len(found) > len(rows)}
-        fill_page(page, parts, (*episodes, embedded(comparison), pieces, images))
+        names = [reader.header.episode for reader in readers]
+        parts = page_parts("compare", f"{names[0]} and {names[1]}", style=STYLE, scripts=_SCRIPTS)
+        with replacing(target) as page, tempfile.TemporaryFile() as spool, tempfile.TemporaryFile() as pieces:
+            images = ImageTable(spool)
+            turns = {row.left: 0 for row in rows if row.left}, {row.right: 0 for row in rows if row.right}
+            episodes = [
+                embedded(write_pieces(pieces, reader, names[side], images, side, turns[side]))
+                for side, reader in enumerate(readers)
+            ]
+            for row in rows:
+                row.turn = turns[0][row.left] if row.left else turns[1][row.right]
+            comparison = {"turn": first, "differences": rows, "more": len(found) > len(rows)}
+            fill_page(page, parts, (*episodes, embedded(comparison), pieces, images))
+    return first
 
 
 INDEX_FILE = "index.html"
