@@ -129,7 +129,16 @@ class _Rows:
                 if body.resumed is None:
                     self._parked.pop(body.turn, None)
             case m.RequestCompletion():
-                self._requests[envelope.seq] = self._request(envelope, body)
+                self._requests[envelope.seq] = RequestRow(
+                    episode=self._episode,
+                    turn=envelope.turn,
+                    message=envelope.seq,
+                    request=body.request,
+                    conversation=body.conversation,
+                    asked_by=envelope.sender,
+                    final=isinstance(body.mode, m.RequireAnswer),
+                    aside=body.aside,
+                )
             case m.DropCompletion():
                 self._drop(envelope.seq, body)
             case m.CompletionReceived() | m.CompletionFailed() | m.ReplyDropped() if cause in self._requests:
@@ -148,18 +157,6 @@ class _Rows:
     def rest(self) -> Iterator[Row]:
         yield from (turn for _, turn in self._turns.values())
         yield from self._requests.values()
-
-    def _request(self, envelope: EpisodeEnvelope, body: m.RequestCompletion) -> RequestRow:
-        return RequestRow(
-            episode=self._episode,
-            turn=envelope.turn,
-            message=envelope.seq,
-            request=body.request,
-            conversation=body.conversation,
-            asked_by=envelope.sender,
-            final=isinstance(body.mode, m.RequireAnswer),
-            aside=body.aside,
-        )
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
         """Store the dropped request's row under `seq`, the number of `drop`: it causes the `ReplyDropped`."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import anyio
 
@@ -59,15 +60,20 @@ def ends_the_task(error: BaseException) -> bool:
     """
     if not isinstance(error, asyncio.CancelledError | GeneratorExit):
         return False
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # no event loop runs in this thread
-        return True
+    task = current_task()
     if task is None:
         return True
     if isinstance(error, GeneratorExit):
         return False
     return task.cancelling() > 0 or anyio.get_current_task().has_pending_cancellation()
+
+
+def current_task() -> asyncio.Task[Any] | None:
+    """Return the task that runs in this thread, or `None`."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        return None
 
 
 def single(error: BaseException) -> BaseException:

@@ -63,6 +63,7 @@ from typing import Any, TypeVar
 import anyio
 
 from grue.errors import MCPError
+from grue.runtime.loops.host_code import current_task
 
 T = TypeVar("T")
 
@@ -334,13 +335,13 @@ class InterruptWatch:
     """
 
     def __init__(self) -> None:
-        task = _current_task()
+        task = current_task()
         self._task = None if task is None else weakref.ref(task)
         self._cancelled_before = task.cancelling() if task else 0
 
     def struck(self) -> bool:
         """Return whether the watch's task was cancelled since the last call; `False` outside that task."""
-        task = _current_task()
+        task = current_task()
         if task is None or self._task is None or task is not self._task():
             return False
         before, self._cancelled_before = self._cancelled_before, task.cancelling()
@@ -359,13 +360,6 @@ def wait_for(
         if any(struck):
             raise KeyboardInterrupt
         raise_deferred()
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 # Packages of grue that count as host code: a signal handler that has interrupted them may call grue.
