@@ -134,18 +134,18 @@ def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
 
     `now`, in seconds since the epoch, is used if the headers do not say when the reply was sent.
     """
-    # This machine's clock may be wrong. Without this, a date would lead to no wait, or to one of hours.
-    sent = _date(headers.get("date", ""))
+    # This machine's clock may be wrong. Compared with it, a date could mean no wait, or one of hours.
+    sent = _moment(_http_date, headers.get("date", ""))
     now = now if sent is None else sent
     for name in ("retry-after-ms", "x-ms-retry-after-ms"):
         milliseconds = _number(headers.get(name))
         if milliseconds is not None:
             return milliseconds / 1000
-    named = retry_after(headers.get("retry-after"), now)
+    named = _until(headers.get("retry-after", ""), now, _http_date)
     if named is not None:
         return named
     spent = [
-        _until(value, now)
+        _until(value, now, datetime.fromisoformat)
         for name, value in headers.items()
         if "ratelimit" in name
         and "reset" in name
@@ -175,8 +175,8 @@ def _seconds(duration: str) -> float:
     return sum(float(amount) * _UNIT_S[unit.lower()] for amount, unit in amounts)
 
 
-def _until(value: str, now: float) -> float | None:
-    """Return the seconds until a limit is reset; `None`: `value` cannot be read."""
+def _until(value: str, now: float, read_date: Callable[[str], datetime]) -> float | None:
+    """Return the seconds until the time in a header; `None`: `value` cannot be read."""
     number, text = _number(value), value.strip()
     if number is not None:
         # Up to 1e8 a duration in seconds; else a time since the epoch, above 1e11 in milliseconds.
@@ -184,7 +184,7 @@ def _until(value: str, now: float) -> float | None:
         return max(0.0, moment - now) if moment > 1e8 else moment
     if re.fullmatch(_DURATION, text, re.IGNORECASE):
         return _seconds(text)
-    date = _moment(datetime.fromisoformat, text)
+    date = _moment(read_date, text)
     return None if date is None else max(0.0, date - now)
 
 
@@ -202,19 +202,8 @@ def _number(text: str | None) -> float | None:
     return float(text) if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,18})?", text) else None
 
 
-def retry_after(header: str | None, now: float) -> float | None:
-    """Return the seconds that a `Retry-After` header asks for; `None`: it is missing or cannot be read."""
-    text = (header or "").strip()
-    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,18})?", text):
-        return float(text)
-    if re.fullmatch(_DURATION, text, re.IGNORECASE):
-        return _seconds(text)
-    moment = _date(text)
-    return None if moment is None else max(0.0, moment - now)
-
-
-def _date(header: str) -> float | None:
+def _http_date(text: str) -> datetime:
     # imported here, because most programs never read a date in a header, and the import takes 6 ms
     from email.utils import parsedate_to_datetime
 
-    return _moment(parsedate_to_datetime, header)
+    return parsedate_to_datetime(text)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grue.messages import LlmFailure
-from grue.protocol.retry import RetryPolicy, asked_wait, next_delay, retry_after, wait_in
+from grue.protocol.retry import RetryPolicy, asked_wait, next_delay, wait_in
 
 POLICY = RetryPolicy()
 
@@ -122,10 +122,15 @@ def test_an_endpoint_that_always_asks_for_no_wait_gets_no_endless_burst_of_reque
     assert next_delay(policy, 8, failed("unavailable", retry_after_s=9.0)) == 9
 
 
+def retry_after(header: str | None, now: float) -> float | None:
+    return asked_wait({} if header is None else {"retry-after": header}, now)
+
+
 def test_retry_after_in_seconds_and_as_a_date() -> None:
     now = 1_700_000_000.0
     assert retry_after("3", now) == 3.0
     assert retry_after(" 1.5 ", now) == 1.5
+    assert retry_after("1700000060", now) == 60.0  # seconds since the epoch
     assert retry_after(formatdate(now + 90, usegmt=True), now) == 90.0
     assert retry_after(formatdate(now - 90, usegmt=True), now) == 0.0
     assert retry_after(format_datetime(datetime.fromtimestamp(now + 5)), 0.0) is not None  # noqa: DTZ006 - the case
