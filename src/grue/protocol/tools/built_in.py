@@ -106,8 +106,8 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
     """Return the call that a call of `call_tool` asks for; unchanged if it is no such call, or names no tool.
 
-    With arguments beside `name` it is unchanged too (except in old traces: `bind=False`): otherwise the tool
-    would run without them.
+    It is also unchanged if it has other members than `name` in place of `arguments`, because the tool would
+    run without them. (In old traces the tool did: `bind=False`.)
     """
     if call.name != CALL_TOOL.name:
         return call
