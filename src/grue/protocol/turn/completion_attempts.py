@@ -33,7 +33,7 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from msgspec import Struct
@@ -292,14 +292,6 @@ class Breaker(Struct, frozen=True):
 def moves_on(failure: m.LlmFailure) -> bool:
     """Return whether to ask another model: this one was unavailable or slow, or its reply broke off."""
     return failure.kind in _CANNOT_BE_ASKED
-
-
-def next_to_ask(
-    breakers: Sequence[Breaker], now_s: float, tried: Collection[int], usable: Collection[int]
-) -> int | None:
-    """Return the position of the model to ask next, paused ones last; `None`: all `usable` were tried."""
-    left = [at for at in range(len(breakers)) if at in usable and at not in tried]
-    return min(left, key=lambda at: (breakers[at].is_open(now_s), at), default=None)
 
 
 def after_all(failures: Sequence[m.LlmFailure]) -> m.LlmFailure:

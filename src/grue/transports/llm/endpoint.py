@@ -33,7 +33,7 @@ from grue.protocol.chat_wire import profiles
 from grue.protocol.chat_wire.failures import Fault, describe
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.retry import RetryPolicy
-from grue.protocol.turn.completion_attempts import Breaker, next_to_ask
+from grue.protocol.turn.completion_attempts import Breaker
 from grue.protocol.turn.prices import Price, price_of
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
@@ -486,10 +486,8 @@ class LlmEndpoint:
         With `tools`, the endpoint must take tools. One with an open `breaker` comes last. `now_s`: the loop's
         clock.
         """
-        done = {at for at, each in enumerate(self.chain) if each in tried}
-        usable = {at for at, each in enumerate(self.chain) if not tools or each.takes_tools}
-        at = next_to_ask([each.breaker for each in self.chain], now_s, done, usable)
-        return None if at is None else self.chain[at]
+        left = [each for each in self.chain if each not in tried and (not tools or each.takes_tools)]
+        return min(left, key=lambda each: each.breaker.is_open(now_s), default=None)
 
     @property
     def takes_tools(self) -> bool:

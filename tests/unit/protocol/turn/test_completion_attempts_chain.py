@@ -4,10 +4,12 @@ from typing import get_args
 
 import pytest
 from case_tables import each_case
+from msgspec.structs import replace
 
 from grue.messages import LlmFailure
 from grue.policies import FailureKind
-from grue.protocol.turn.completion_attempts import Breaker, after_all, moves_on, next_to_ask
+from grue.protocol.turn.completion_attempts import Breaker, after_all, moves_on
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 
 OPEN, CLOSED, OVER = Breaker(1, 100.0), Breaker(), Breaker(2, 5.0)
 
@@ -45,6 +47,16 @@ def test_a_model_is_left_alone_longer_each_time_and_as_long_as_its_endpoint_asks
     assert Breaker(2000).failed(failure(), 0.0).until_s == 900.0
 
 
+def chain_of(breakers: list[Breaker], usable: set[int]) -> LlmEndpoint:
+    """Return the first endpoint of a chain in which only the `usable` ones take tools."""
+    names = [f"{'gpt-4o' if at in usable else 'o1-mini'}:{at}" for at in range(len(breakers))]
+    first, *others = (LlmSettings(base_url="http://127.0.0.1:1/v1", model=name) for name in names)
+    endpoint = LlmEndpoint(replace(first, then=tuple(others)))
+    for each, breaker in zip(endpoint.chain, breakers, strict=True):
+        each.breaker = breaker
+    return endpoint
+
+
 @each_case(
     "breakers, usable, first",
     [
@@ -62,7 +74,8 @@ def test_a_model_is_left_alone_longer_each_time_and_as_long_as_its_endpoint_asks
 def test_a_turn_begins_with_the_first_usable_model_that_is_not_left_alone(
     breakers: list[Breaker], usable: set[int], first: int
 ) -> None:
-    assert (next_to_ask(breakers, 10.0, (), usable) or 0) == first
+    endpoint = chain_of(breakers, usable)
+    assert endpoint.chain.index(endpoint.first(10.0, tools=True)) == first
 
 
 @each_case(
@@ -80,7 +93,9 @@ def test_a_turn_begins_with_the_first_usable_model_that_is_not_left_alone(
 def test_each_model_is_asked_once_those_that_are_left_alone_last(
     breakers: list[Breaker], tried: set[int], usable: set[int], following: int | None
 ) -> None:
-    assert next_to_ask(breakers, 10.0, tried, usable) == following
+    endpoint = chain_of(breakers, usable)
+    found = endpoint.after([endpoint.chain[at] for at in tried], 10.0, tools=True)
+    assert found is (None if following is None else endpoint.chain[following])
 
 
 def test_the_last_failure_tells_of_the_others() -> None:
