@@ -31,7 +31,7 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.1, 3600.0
 _MOST_MS = 10 * 365 * 86_400_000
 _ID_CHARS = 1000
 _MESSAGE_CHARS = 100_000
-_UNKNOWN_TASK = frozenset((-32602, -32601, -32002))
+UNKNOWN_TASK = frozenset((-32602, -32601, -32002))
 """Error codes of a server that does not know the task: invalid parameters, no such method, not found."""
 
 MAX_POLL_ERRORS = 3
@@ -108,11 +108,6 @@ def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = 
 def status_message(answer: m.JsonObject) -> str:
     """Return the server's text about a task's state."""
     return _text(answer.get("statusMessage"))
-
-
-def is_unknown(code: int) -> bool:
-    """Return whether a server's error code means that it has no such task."""
-    return code in _UNKNOWN_TASK
 
 
 def _handle(task: Mapping[str, object]) -> m.ToolTask:

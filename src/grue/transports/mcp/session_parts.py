@@ -192,7 +192,7 @@ class TaskOfCall:
             answer = await self._ask("tasks/get", {"taskId": self._task.task_id})
             move = tasks.next_move(answer, self._form, self._answered)
         except ToolRefusedError as refused:
-            if tasks.is_unknown(refused.code):
+            if refused.code in tasks.UNKNOWN_TASK:
                 return tasks.TaskFailed(f"{LOST}: {refused}", refused.code)
             return self._after_refusal(str(refused), refused.code)
         except ValueError as error:
