@@ -200,7 +200,8 @@ _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 """Members of chunks that belong to the whole completion; the last value of each counts."""
 
 _LARGE_WEIGHT = 16 * 2**10
-"""`ChatAssembler.held` counts larger members each time; of smaller ones, often repeated, the last value."""
+"""A member of `_KEPT` with more weight counts in `ChatAssembler.held` each time it comes. Of a lighter one,
+which many chunks repeat, only the last value counts."""
 
 _MOST_READ = 64 * 2**20
 """The most characters that `_Calls._is_complete` parses for one reply; repeated parsing counts again."""

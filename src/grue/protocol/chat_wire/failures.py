@@ -581,7 +581,7 @@ _MORE_THAN_A_MINUTE = r"request too large for"
 """The refusal of a request that alone exceeds the limit of tokens per minute: waiting does not help."""
 
 _RATE = r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait"
-"""Waiting helps after a refusal because of a limit of tokens per time, which may match `_TOO_LONG` too."""
+"""Signs of a limit of tokens per time, after which waiting helps. `_TOO_LONG` may match these texts too."""
 
 _SIZE = r"([1-9][\d,]{1,9})"
 _WINDOW = (

@@ -168,7 +168,7 @@ def _file_name(uri: str) -> str:
 
 MAX_JSON_CHARS = 2_000_000
 MAX_JSON_VALUES = 50_000
-"""A text block that is longer, or has more values, is not decoded: that would block the event loop."""
+"""A text block of more characters or values is not decoded: that would block the event loop."""
 
 MAX_ERROR_CHARS = 100_000  # longest `error_message` of a failed tool; `content` has the complete text
 _LOOK_CHARS = 1000

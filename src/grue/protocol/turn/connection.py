@@ -91,7 +91,7 @@ class ReportOpened(Struct, frozen=True, tag=True):
 
 
 ConnectionCommand: TypeAlias = Attempt | ReportOpened | m.McpDisabled | m.StartupFailed
-"""A message in place of a command is to be sent to the agent."""
+"""A message (`McpDisabled`, `StartupFailed`) is to be sent to the agent."""
 
 ConnectionTransition: TypeAlias = tuple[ConnectionState, ConnectionCommand]
 
