@@ -74,9 +74,8 @@ class EventFeed:
         """Make an event from a piece of a reply."""
         self._put(Words(text=delta.text, reasoning=delta.part == "reasoning", restart=delta.restart))
 
-    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+    def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
         """Make an event if the envelope starts or ends a tool call."""
-        del line
         if not envelope.turn:
             return
         match envelope.body:

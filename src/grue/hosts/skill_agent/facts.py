@@ -299,8 +299,7 @@ class FactEvents:
         self._on_event = on_event
         self._kinds = kinds
 
-    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        del line
+    def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
         if isinstance(envelope.body, self._kinds):
             for event in envelope.body.log_lines():
                 self._on_event(event.event, event.fields)

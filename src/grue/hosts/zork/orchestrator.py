@@ -593,8 +593,7 @@ class ZorkOrchestratorV2:
             reason=reason, detail=detail, turns=turns, score=seen.score, max_score=seen.max_score
         )
 
-    def _count(self, envelope: Envelope[Any], line: bytes) -> None:
-        del line
+    def _count(self, envelope: Envelope[Any], _line: bytes) -> None:
         end = envelope.body
         if isinstance(end, m.TurnCompleted | m.TurnFailed):
             self.game_state.tool_calls += len(end.tool_calls)
