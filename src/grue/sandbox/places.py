@@ -199,18 +199,20 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
 def _environment(root: str, written: Sequence[str]) -> list[str]:
     """Return the virtual environment `root`, folders of its base Python, and those that `.pth` files list."""
     found = [root]
-    # The program could have added any folder to `.pth` files in a folder that it may write.
-    changeable = any(within(real_path(root), real_path(folder)) for folder in written)
     for line in _text(f"{root}/pyvenv.cfg"):
         key, _, value = line.partition("=")
         if key.strip() == "home" and value.strip().startswith("/"):
             python = f"{real_path(value.strip())}/python3"
             if os.access(python, os.X_OK):
                 found += _installation(python)[1:]
-    for version in () if changeable else _listed(f"{root}/lib"):
+    changeable = [real_path(path) for path in written]
+    for version in _listed(f"{root}/lib"):
         folder = f"{root}/lib/{version}/site-packages"
-        for name in _pth_files(folder):
-            found += _added_by(f"{folder}/{name}")
+        for path in (f"{folder}/{name}" for name in _pth_files(folder)):
+            # The program could have added any folder to a `.pth` file that it may write or replace.
+            way = (root, f"{root}/lib", f"{root}/lib/{version}", folder, path) if changeable else ()
+            if not any(within(real_path(part), each) for part in way for each in changeable):
+                found += _added_by(path)
     return found
 
 

@@ -102,10 +102,14 @@ def test_a_virtual_environment_has_its_python_and_what_its_pth_files_add(home: P
     found = own_folders(tuple(_chain(str(venv / "bin" / "python"))), (), str(home))
     assert {str(venv), str(base / "lib"), str(source)} <= set(found)
     assert str(home) not in found
-    # The program can write this environment, so a line in it opens nothing elsewhere.
-    changeable = own_folders(tuple(_chain(str(venv / "bin" / "python"))), (), str(home), [str(venv)])
-    assert str(source) not in changeable
-    assert str(base / "lib") in changeable
+    # The program can write or replace the file, so a line in it opens nothing elsewhere.
+    (linked := home / "linked").symlink_to(site)
+    for written in (venv, venv / "lib", site.parent, site, site / "editable.pth", linked):
+        changeable = own_folders(tuple(_chain(str(venv / "bin" / "python"))), (), str(home), [str(written)])
+        assert str(source) not in changeable, written
+        assert str(base / "lib") in changeable
+    other = own_folders(tuple(_chain(str(venv / "bin" / "python"))), (), str(home), [str(site / "pkg")])
+    assert str(source) in other
 
 
 @pytest.mark.parametrize("planted", ["link", "interpreter", "pyvenv"])
