@@ -206,8 +206,8 @@ def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
 
 def in_words(box: Sandbox) -> str:
     """Return in one line what a program in this box can reach, and its resource limits."""
-    files = {"pure": "its own program and a scratch folder", "web": "its own program and a scratch folder"}
-    said = [f"files: {files.get(box.preset, 'its own program, a scratch folder and the workspace')}"]
+    others = ", a scratch folder and the workspace" if box.preset == "files" else " and a scratch folder"
+    said = [f"files: its own program{others}"]
     if box.read:
         said.append(f"reads {', '.join(box.read)}")
     if box.write:
