@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable
+from contextlib import ExitStack
 from typing import Any, Literal, Self, TextIO, TypeAlias
 
 import msgspec
@@ -30,7 +31,7 @@ from grue.cli.live_terminal import Terminal
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed
 from grue.runtime.loops.closing import Closing
 from grue.runtime.safe_text import ELLIPSIS, printable
-from grue.runtime.trace.recorder import Envelope
+from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S
 from grue.tracing import facts
 from grue.tracing.columns import cells, cut
@@ -397,3 +398,18 @@ class LiveView(Closing):
 
     def _painted(self, row: Row) -> str:
         return "".join(painted(text, style if self._output.colour else "") for text, style in row)
+
+
+def shown(
+    recorder: Recorder, output: str, lines: Callable[[Envelope[Any], bytes], None], view: LiveView
+) -> ExitStack:
+    """Let `lines` print the episode if `output` is `json`, or `view` if it is `live`.
+
+    Closing the returned stack prints the lines of `view` that are still queued.
+    """
+    stack = ExitStack()
+    if output == "json":
+        recorder.add(lines)
+    elif output == "live":
+        recorder.add(stack.enter_context(view))
+    return stack

@@ -7,7 +7,7 @@ from contextlib import ExitStack, chdir, closing, suppress
 from pathlib import Path
 from typing import Any
 
-from grue.cli.live import JsonLines, LiveView
+from grue.cli.live import JsonLines, LiveView, shown
 from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import RECORDED, PlayOptions, as_started, chosen_backends, recorded_options
 from grue.cli.project import declines_mcp
@@ -64,11 +64,13 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
     recorder = Recorder()
     folder_path = options.resume or options.run_dir or new_run_path(RUNS)
     episode_id = past.started.episode_id if past else well_formed(folder_path.name)
+    max_turns = options.turns or DEFAULT_MAX_TURNS
+    live = LiveView(Terminal(sys.stdout), max_turns=max_turns)
     with (
         closing(game),
         chosen_backends(episode_id, langfuse=options.langfuse, otel=options.otel) as backends,
         RunFolder(folder_path, recorder, episode_id=episode_id, resume=past is not None) as folder,
-        _show(recorder, options) as view,
+        shown(recorder, options.output, JsonLines(sys.stdout), live) as view,
     ):
         for observer in backends:
             recorder.add(observer)
@@ -80,7 +82,7 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
             client=client,
             mcp_manager=server,
             seed=options.seed,
-            max_turns=options.turns or DEFAULT_MAX_TURNS,
+            max_turns=max_turns,
             recorder=recorder,
             approve=ask_at_terminal,
             turn_timeout_s=options.turn_timeout_s,
@@ -180,17 +182,6 @@ def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMC
         config.client_base_url, key, ", name another endpoint with --base-url, or play with --offline"
     )
     return LLMClient(config, api_key=key)
-
-
-def _show(recorder: Recorder, options: PlayOptions) -> ExitStack:
-    # Closing the returned stack prints the lines that are still queued.
-    view = ExitStack()
-    if options.output == "json":
-        recorder.add(JsonLines(sys.stdout))
-    elif options.output == "live":
-        most = options.turns or DEFAULT_MAX_TURNS
-        recorder.add(view.enter_context(LiveView(Terminal(sys.stdout), max_turns=most)))
-    return view
 
 
 def _summary(result: EpisodeResult, folder: Path) -> str:

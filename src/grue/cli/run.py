@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from grue import messages as m
-from grue.cli.live import JsonPrinter, LiveView
+from grue.cli.live import JsonPrinter, LiveView, shown
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import EpisodeOptions, chosen_backends, resumed_options
@@ -142,8 +142,9 @@ def _run(options: RunOptions) -> RunResult:
         stack.callback(_remove_if_empty, folder)
         backends = chosen_backends(folder.name, langfuse=options.langfuse, otel=options.otel)
         observers = stack.enter_context(backends)
-        lines = RunLines(sys.stdout)
-        view = stack.enter_context(_shown(recorder, options, lines))
+        lines, terminal = RunLines(sys.stdout), Terminal(sys.stdout)
+        live = LiveView(terminal, story=RunStory(beside_status=terminal.redraws))
+        view = stack.enter_context(shown(recorder, options.output, lines, live))
         for observer in observers:
             recorder.add(observer)
         at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
@@ -165,16 +166,6 @@ def _run(options: RunOptions) -> RunResult:
         else:
             say(_summary(result, folder))
     return result
-
-
-def _shown(recorder: Recorder, options: RunOptions, lines: RunLines) -> ExitStack:
-    view = ExitStack()
-    if options.output == "json":
-        recorder.add(lines)
-    elif options.output == "live":
-        story = RunStory(beside_status=Terminal(sys.stdout).redraws)
-        recorder.add(view.enter_context(LiveView(Terminal(sys.stdout), story=story)))
-    return view
 
 
 def _remove_if_empty(folder: Path) -> None:
