@@ -29,9 +29,9 @@ class Changes(Struct, frozen=True, kw_only=True):
 
     policy: Mapping[str, object] = field(default_factory=dict)  # of `FailurePolicy`, by field
     limits: Mapping[str, object] = field(default_factory=dict)  # of `TurnLimits`; `budget` is a mapping too
-    system: str | None = None  # of every turn, as the next two; `None`: as recorded
+    system: str | None = None  # of every turn; `None`: as recorded. Likewise the next two
     user: str | None = None
-    final_request: str | None = None  # asks for the final answer
+    final_request: str | None = None  # the text that asks for the final answer
 
     def __post_init__(self) -> None:
         merged(FailurePolicy(), self.policy)

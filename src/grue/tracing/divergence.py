@@ -21,7 +21,7 @@ from grue.tracing.facts import counted
 from grue.tracing.message_words import kind_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope
 
-LAST_CAUSES = 12  # of a message, which are shown besides its first cause
+LAST_CAUSES = 12  # how many causes of a message are shown besides the first one
 _LINE_CHARS = 160
 _VALUE_CHARS = 100
 _BEFORE_CHARS = 30

@@ -66,7 +66,7 @@ class LiveFeed:
 
     def answer(self, first: int) -> bytes:
         """Return JSON with the `pieces` from number `first` on, and the number of the `next` to ask for."""
-        # `over`: whether the episode has ended with these pieces. `error`: why no more come. Raises
+        # `over`: whether the episode has ended with these pieces. `error`: why no others follow. Raises
         # `ValueError` if there is no piece `first`.
         with self._lock:
             ends = self._ends

@@ -53,7 +53,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
     prompt_bytes: int
     repeated_bytes: int
     compared_with: int | None = None  # number of the earlier `RequestCompletion`
-    after_s: float = 0.0  # between the two; most providers' caches keep a prompt for 5 minutes
+    after_s: float = 0.0  # between the two requests; most providers' caches keep a prompt for 5 minutes
     input_tokens: int = 0  # as the endpoint has counted them; 0: it has reported none
     cached_tokens: int = 0  # how many of these were read from the endpoint's cache
     whole: bool = True  # whether the trace holds all messages of the prompt

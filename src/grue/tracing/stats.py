@@ -72,7 +72,7 @@ class PhaseClock:
         return Phases(**{f"{phase}_s": count / 1e6 for phase, count in self._microseconds.items()})
 
     def note(self, t: float, changes: Sequence[StepChange] = (), *, resumed: bool = False) -> None:
-        """Count the time before an envelope, if it has not `resumed` the episode, and begin and end steps."""
+        """Count the time since the last envelope, unless a host was started (`resumed`); apply `changes`."""
         if resumed or t < self._last:
             # `t < self._last`: the host was started again, or this is the first envelope.
             self._count_until(self._last)

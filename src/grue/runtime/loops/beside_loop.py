@@ -44,7 +44,7 @@ except ImportError:
 
 
 async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Run `call` in a daemon thread and return its result, which a cancellation drops; the call goes on."""
+    """Run `call` in a daemon thread and return its result. A cancellation does not end the call."""
     loop, done = asyncio.get_running_loop(), asyncio.Event()
 
     def wake(_: Future[T]) -> None:
@@ -90,7 +90,7 @@ Ts = TypeVarTuple("Ts")
 
 
 async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
-    """Run `work(*args)` in a new thread and return its result, which a cancellation drops."""
+    """Run `work(*args)` in a new thread and return its result. A cancellation does not end the work."""
     return await asyncio.wrap_future(start_in_daemon_thread(partial(work, *args)))
 
 

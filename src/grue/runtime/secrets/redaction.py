@@ -27,7 +27,7 @@ from grue.runtime.secrets import secret_forms
 
 
 class Found(NamedTuple):
-    """A span of bytes to replace by `shown`; of overlapping spans, by that of the lowest `rank`."""
+    """A span of bytes to replace by `shown`. Overlapping spans become one, shown as that of lowest `rank`."""
 
     start: int
     end: int

@@ -151,7 +151,7 @@ _PACKED = (
 
 
 MAX_DEPTH = 250  # of a body, in levels; small enough for a recursive reader
-# What decoding an untrusted file can raise; `MCPConfigError` if it holds an invalid limit.
+# What decoding an untrusted file can raise; `MCPConfigError` if a message in it has an invalid limit.
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MCPConfigError)
 _LATEST_S = 1e11  # with larger times, in seconds, the arithmetic of readers would overflow
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
