@@ -160,7 +160,7 @@ class EpisodeTally:
         self._names: dict[tuple[int, str], str] = {}  # (turn, call id) -> the tool, such as `files.read`
         self._own = OwnMessages()
         self._sampled: list[m.Usage] = []  # of replies to servers, until their `ServerSampled` follows
-        # What was counted of each request to the model, and how much of that is still recorded again.
+        # By request to the model: what was counted of it, and what of that the trace records once more later.
         self._noted: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
         self._again: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
 

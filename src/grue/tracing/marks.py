@@ -31,9 +31,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str = "1"
     score: float  # finite
     reason: str = ""  # untrusted, as a model may have written it
-    attempt: int = (
-        0  # number of the scored attempt; counts only if the attempt became the result; 0: no fleet
-    )
+    attempt: int = 0  # number of the scored attempt (0: no fleet), which counts only if it became the result
     requests: int = 0  # to a model, for the scoring; likewise `tokens`
     tokens: int = 0
     money_usd: float = 0.0  # as far as it is known
