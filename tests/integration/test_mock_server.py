@@ -135,6 +135,7 @@ def test_the_command_serves_a_server_of_the_users_until_it_is_interrupted(tmp_pa
     [
         ((), "Choose one: --stdio, or --http PORT"),
         (("--stdio", "--http", "0"), "Choose one: --stdio, or --http PORT"),
+        (("--stdio", "--sse"), "leave out --stdio or --sse"),
         (("nothing.py:shop", "--stdio"), "there is no file 'nothing.py'"),
         (("no_such_module:shop", "--stdio"), "there is no module 'no_such_module'"),
         (("shop", "--stdio"), "write MODULE:NAME or FILE.py:NAME"),

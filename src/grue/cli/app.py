@@ -820,5 +820,7 @@ def mock_server(
     take_interrupts()
     if stdio == (http is not None):
         raise MCPConfigError("Choose one: --stdio, or --http PORT (0 for a free port).")
+    if sse and stdio:
+        raise MCPConfigError("--sse is a transport of --http PORT: leave out --stdio or --sse.")
     options = {"without": without or (), "page_size": page_size, "era": era}
     serve(target, options, port=http, transport="sse" if sse else "http")
