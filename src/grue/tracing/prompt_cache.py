@@ -123,7 +123,7 @@ class CachedPrompts:
     """Compares each prompt of a trace with an earlier one. Call `see` with the trace's messages in order."""
 
     def __init__(self) -> None:
-        self.left_out = 0  # entries of a history that its latest rewrite has replaced by one
+        self.left_out = 0  # how many entries the latest rewrite of a history has replaced by one
         self._talks: dict[m.ConversationId, _Prompted] = {}
         self._turns: dict[int, m.ConversationId] = {}
         self._asked: dict[int, _Asked] = {}

@@ -33,7 +33,7 @@ ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished
 """How the replay of a turn ended; `unfinished`: the trace lacks the turn's end, or the replay diverged."""
 
 _Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
-_FOLLOWS = frozenset({"whole_chars"})  # differs if a secret in the text was replaced
+_FOLLOWS = frozenset({"whole_chars"})  # not compared: it differs if a secret in the text was replaced
 
 
 class AgentTurn(Struct, frozen=True, kw_only=True):

@@ -193,8 +193,8 @@ class EpisodeSummary(Struct, frozen=True, kw_only=True):
     """The result of an episode."""
 
     ended: EpisodeEnded | None = None
-    asked: m.RunTurn | None = None  # the first turn's
-    answered: m.TurnCompleted | None = None  # the last one
+    asked: m.RunTurn | None = None  # the beginning of the first turn
+    answered: m.TurnCompleted | None = None  # the end of the last turn that was completed
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
