@@ -97,19 +97,14 @@ class TraceReader(Generic[B]):
         path, number, seq = self.path, 2, 0
         with _opened(path) as file:
             offset = len(_next_line(path, 1, file))
-            try:
-                while text := next_line(file):
-                    line = _decoded(path, number, text)
-                    if line is None:
-                        self.cut_short = True
-                        return
-                    fmt.check_numbers(path, number, line, seq)
-                    yield RecordedLine(line, LinePlace(offset, number, len(text)), self)
-                    offset, number, seq = offset + len(text), number + 1, line.seq
-            except OSError as error:
-                if error.errno is None:
-                    raise  # a signal handler of the program has raised it
-                raise _unreadable(path, number, error) from error
+            while text := _next_line(path, number, file):
+                line = _decoded(path, number, text)
+                if line is None:
+                    self.cut_short = True
+                    return
+                fmt.check_numbers(path, number, line, seq)
+                yield RecordedLine(line, LinePlace(offset, number, len(text)), self)
+                offset, number, seq = offset + len(text), number + 1, line.seq
 
     def follow(
         self,
@@ -250,8 +245,6 @@ def _next_line(path: Path, number: int, file: BinaryIO) -> bytes:
     try:
         return next_line(file)
     except OSError as error:
-        raise _unreadable(path, number, error) from error
-
-
-def _unreadable(path: Path, number: int, error: OSError) -> TraceError:
-    return TraceError(f"{path}, line {number}: cannot be read: {error.strerror}.")
+        if error.errno is None:
+            raise  # a signal handler of the program has raised it
+        raise TraceError(f"{path}, line {number}: cannot be read: {error.strerror}.") from error
