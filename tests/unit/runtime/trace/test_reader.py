@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from plain_messages import Body, Counted, Said, rounded, write
 
 from grue.errors import TraceError
-from grue.runtime.trace import format as trace_format
 from grue.runtime.trace.file import TraceOptions
 from grue.runtime.trace.reader import Trace, TraceReader, read_trace
 
@@ -213,15 +212,16 @@ def test_a_file_that_may_not_be_read_is_one_sentence(path: Path, monkeypatch: py
         read_trace(path, Body)
 
 
+@pytest.mark.parametrize("interrupted", ["trace.format.check_numbers", "trace.reader.next_line"])
 def test_what_a_signal_handler_raises_is_no_error_of_the_file(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, interrupted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(path, Said("a"))
 
     def struck(*_args: object) -> None:
         raise TimeoutError("the host's own alarm")
 
-    monkeypatch.setattr(trace_format, "check_numbers", struck)
+    monkeypatch.setattr(f"grue.runtime.{interrupted}", struck)
     with pytest.raises(TimeoutError, match="the host's own alarm"):
         read_trace(path, Body)
 
