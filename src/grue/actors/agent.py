@@ -162,14 +162,12 @@ class AgentActor(Actor[m.TurnEvent]):
         if not noted and self.on_step is not None:
             self.on_step()
 
-    async def _step(
-        self, envelope: Envelope[m.TurnEvent]
-    ) -> tuple[s.TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]:
+    async def _step(self, envelope: Envelope[m.TurnEvent]) -> s.Transition:
         if not envelope.is_long:
             return step(self._state, envelope.body)
         # Long arguments take long to parse, so a thread calls `step`. A cancellation waits for the thread,
         # because a trace with an event, but without the commands that follow from it, could not be replayed.
-        outcome: list[tuple[s.TurnState, tuple[m.TurnCommand | m.TurnNote, ...]]] = []
+        outcome: list[s.Transition] = []
         with anyio.CancelScope(shield=True):
             outcome.append(await aside(step, self._state, envelope.body))
         return outcome[0]

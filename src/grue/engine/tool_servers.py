@@ -276,8 +276,8 @@ class PresumedListings:
     def __init__(self, servers: Mapping[m.ServerName, ToolServer], lock: ToolLock | None) -> None:
         self._servers = servers
         self._lock = lock
-        self._last: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
-        self._recalled: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
+        self._last: dict[m.ServerName, _Tools] = {}
+        self._recalled: dict[m.ServerName, _Tools] = {}
         self._cached: dict[m.ServerName, SeenListing | None] = {}
         self._unsaved: dict[m.ServerName, SeenListing] = {}
         self._screenings: dict[tuple[m.ServerName, OnToolDrift], tuple[_Tools, _Tools]] = {}
@@ -312,12 +312,12 @@ class PresumedListings:
         )
         return tuple(listing for listing in found if listing is not None)
 
-    def learn(self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...]) -> None:
+    def learn(self, name: m.ServerName, tools: _Tools) -> None:
         """Remember the tools that a server's session offered in a turn, if later turns may presume them."""
         if self._may_presume(name):
             self._last[name] = tools
 
-    def recall(self, listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]) -> None:
+    def recall(self, listings: Mapping[m.ServerName, _Tools]) -> None:
         """Remember listings from an earlier run. Listings that this runner has seen take precedence."""
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
@@ -348,7 +348,7 @@ class PresumedListings:
         seen = self._unsaved.get(name) or self._from_cache(name)
         return seen is not None and seen.expires_at is not None and seen.expires_at < time.time()
 
-    def _found(self, name: m.ServerName) -> tuple[m.ListingSource, tuple[m.ToolDefinition, ...]] | None:
+    def _found(self, name: m.ServerName) -> tuple[m.ListingSource, _Tools] | None:
         if name in self._last:
             return "runner", self._last[name]
         if name in self._recalled:
@@ -411,9 +411,7 @@ class PresumedListings:
         own = server.options.start if isinstance(server, McpServer) else None
         return own or "beside_if_locked"
 
-    def _screened(
-        self, name: m.ServerName, tools: tuple[m.ToolDefinition, ...], policy: FailurePolicy
-    ) -> tuple[m.ToolDefinition, ...]:
+    def _screened(self, name: m.ServerName, tools: _Tools, policy: FailurePolicy) -> _Tools:
         """Return the tools that a session would offer if the server listed `tools`."""
         before = self._screenings.get((name, policy.on_tool_drift))
         if before is not None and before[0] is tools:
