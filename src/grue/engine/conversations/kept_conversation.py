@@ -71,7 +71,7 @@ class EarlierResults:
     """
 
     def __init__(self, turns: Iterable[TurnRecorded] = ()) -> None:
-        self._turns = [*turns]
+        self.turns = [*turns]  # the turns that have a trace, oldest first
         self._trace: Path | None = None
         self._kept: dict[m.CallId, tuple[int, m.ToolCallResult]] = {}
         self._bytes = 0
@@ -80,18 +80,13 @@ class EarlierResults:
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
 
-    @property
-    def turns(self) -> tuple[TurnRecorded, ...]:
-        """The turns that have a trace, oldest first."""
-        return tuple(self._turns)
-
     def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
         """Begin a turn; return its new entry in `turns`. `None`: it has no trace, or has an entry."""
         self._trace = trace
         recorded = None if trace is None else TurnRecorded(turn, str(trace), conversation)
-        if recorded is None or recorded in self._turns[-1:]:
+        if recorded is None or recorded in self.turns[-1:]:
             return None
-        self._turns.append(recorded)
+        self.turns.append(recorded)
         return recorded
 
     def end(self, records: Iterable[m.ToolCallRecord]) -> None:
@@ -119,7 +114,7 @@ class EarlierResults:
         if kept is not None:
             return kept[1]
         turns: dict[str, set[tuple[int, m.ConversationId]]] = {}
-        for each in reversed(self._turns):
+        for each in reversed(self.turns):
             turns.setdefault(each.trace, set()).add((each.turn, each.conversation))
         damaged: TraceError | None = None
         for trace, ours in turns.items():
@@ -136,7 +131,7 @@ class EarlierResults:
 
     def branch(self) -> EarlierResults:
         """Return an independent copy."""
-        copy = EarlierResults(self._turns)
+        copy = EarlierResults(self.turns)
         with self._lock:
             copy._kept, copy._bytes = {**self._kept}, self._bytes
         return copy
