@@ -271,8 +271,7 @@ class ForkedRun(HostTurn[T]):
 
     def __init__(self, asked: ForkRequest, settings: TurnSettings) -> None:
         run = read_run(asked.trace, asked.turn, asked.at)
-        settled = TurnRecord(run.envelopes, 0, {})
-        place = run.place(_fork_at(asked, run, settled))
+        place = run.place(_fork_at(asked, run))
         changed = changed_turn(run.begun, asked.changes, asked.system)
         rest = RestOfTurn(settings.spending, place.spent, counted=place.spent)
         budget = rest.left_for(changed, settings.budget, f"Turn {changed.turn} cannot be forked")
@@ -347,15 +346,16 @@ class ForkedRun(HostTurn[T]):
             raise
 
 
-def _fork_at(asked: ForkRequest, run: RecordedRun, settled: TurnRecord) -> int | None:
+def _fork_at(asked: ForkRequest, run: RecordedRun) -> int | None:
     """Return the number of the message before which to fork; `None`: fork at the turn's beginning."""
-    unknown = [name for name in asked.tool_results if settled.call(name) is None]
+    calls = TurnRecord(run.envelopes, 0, {}).settled
+    unknown = [name for name in asked.tool_results if name not in calls]
     if unknown:
-        known = ", ".join(settled.call_ids) or "none"
+        known = ", ".join(calls) or "none"
         raise MCPError(
             f"Turn {run.begun.turn} of {run.path} has no result of a call {unknown[0]!r}. It has: {known}."
         )
-    found = [call for call in map(settled.call, asked.tool_results) if call is not None]
+    found = [calls[name] for name in asked.tool_results]
     for call in found:
         if call.server == BUILT_IN:
             raise MCPError(
@@ -370,11 +370,11 @@ def _replaced_results(
 ) -> dict[str, m.ToolCallResult]:
     """Return the results that the fork replaces, by call; raise `MCPError` for one from before the fork."""
     for name in asked.tool_results:
-        call = record.call(name)
-        if call is not None and call.seq <= place.event.seq:
+        seq = record.settled[name].seq
+        if seq <= place.event.seq:
             raise MCPError(
-                f"The call {name} of turn {run.begun.turn} was settled by message {call.seq}, before the"
-                f" fork: its result cannot be another one. Fork at message {call.seq} or before it."
+                f"The call {name} of turn {run.begun.turn} was settled by message {seq}, before the"
+                f" fork: its result cannot be another one. Fork at message {seq} or before it."
             )
     return {
         name: value if isinstance(value, m.ToolCallResult) else tool_results.success(value)

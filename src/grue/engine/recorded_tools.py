@@ -96,6 +96,10 @@ class TurnRecord:
         self._started: dict[m.ServerName, anyio.Event] = {}  # in the order in which the servers started
         for envelope in envelopes:
             self._see(envelope)
+        self.settled: dict[str, RecordedCall] = {}  # the calls that have a result or a failure, by id
+        for call in self._calls.values():
+            if call.seq:
+                self.settled.setdefault(call.call.call_id, call)
         self._left: dict[_Key, deque[RecordedCall]] = {}
         self._last: dict[_Key, RecordedCall] = {}
         for call in sorted(self._calls.values(), key=lambda each: each.seq):
@@ -105,16 +109,6 @@ class TurnRecord:
                 self._left.setdefault(call.key, deque()).append(call)
             else:
                 self._last[call.key] = call
-
-    def call(self, call_id: str) -> RecordedCall | None:
-        """Return the recorded call with this id; `None`: no such call has a recorded result or failure."""
-        found = (each for each in self._calls.values() if each.call.call_id == call_id and each.seq)
-        return next(found, None)
-
-    @property
-    def call_ids(self) -> list[str]:
-        """The ids of the calls that have a result or a failure, in order."""
-        return [each.call.call_id for each in self._calls.values() if each.seq]
 
     def listing(self, server: m.ServerName) -> Listing | None:
         """Return the tools that a server lists at the fork; `None`: neither trace nor fork has tools."""
