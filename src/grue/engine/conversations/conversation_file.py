@@ -185,19 +185,18 @@ class ConversationFile:
             raise ConversationError(str(error), path=str(path)) from error
         self.place = self._file.place
         here_and_in_children(self._leave_to_parent)
-        if not path.is_file():
-            # Refuse a pipe: a write to it blocks as soon as the pipe is full.
-            self._file.close()
-            raise ConversationError(
-                f"Cannot write the conversation file {path}: it is a pipe or a device, not a regular file.",
-                path=str(path),
+        fault = ""
+        if not path.is_file():  # such as a pipe: a write to it blocks as soon as the pipe is full
+            fault = (
+                f"Cannot write the conversation file {path}: it is a pipe or a device, not a regular file."
             )
-        if not self._file.lock():
-            self._file.close()
-            raise ConversationError(
-                f"The conversation file {path} is in use. Close the conversation that uses it, or branch it.",
-                path=str(path),
+        elif not self._file.lock():
+            fault = (
+                f"The conversation file {path} is in use. Close the conversation that uses it, or branch it."
             )
+        if fault:
+            self._file.close()
+            raise ConversationError(fault, path=str(path))
 
     @property
     def size(self) -> int:

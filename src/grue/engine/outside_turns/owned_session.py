@@ -289,9 +289,8 @@ class OwnedSession:
         match event:
             case m.SessionOpened() | m.McpDisabled() | m.StartupFailed():
                 self.connection = self._actor.connection
-                self.tools = event.tools if isinstance(event, m.SessionOpened) else ()
-                self.serves_unlisted = isinstance(event, m.SessionOpened) and event.serves_unlisted
-                self.pid = event.pid if isinstance(event, m.SessionOpened) else None
+                if isinstance(event, m.SessionOpened):
+                    self.tools, self.serves_unlisted, self.pid = event.tools, event.serves_unlisted, event.pid
                 self._opened.set_result(event)
                 return isinstance(event, m.SessionOpened)
             case m.ToolsChanged(tools=tools):
