@@ -70,12 +70,7 @@ class FakeToolServer:
             each if isinstance(each, m.ToolCallResult) else tool_results.success(each) for each in results
         ]
         self._set_outcomes(tool, *(told or [tool_results.success(None)]))
-        self._tools[tool] = m.ToolDefinition(
-            server=self.name,
-            tool=tool,
-            description=description,
-            input_schema=dict(_ANY_OBJECT if schema is None else schema),
-        )
+        self._tools[tool] = self._defined(tool, description, _ANY_OBJECT if schema is None else schema)
 
     def fails(self, tool: str, message: str) -> None:
         """Make a tool return an error result."""
@@ -146,15 +141,19 @@ class FakeToolServer:
         return outcome
 
     def _set_outcomes(self, tool: str, *outcomes: m.ToolCallResult | Exception) -> None:
-        if tool not in self._tools:
-            self._tools[tool] = m.ToolDefinition(
-                server=self.name, tool=tool, description="", input_schema=dict(_ANY_OBJECT)
-            )
+        self._tools.setdefault(tool, self._defined(tool))
         before = () if tool in self._given else self._outcomes.get(tool, ())
         waiting = [each for each in before if isinstance(each, Exception) or each.is_error]
         self._given.discard(tool)
         self._outcomes[tool] = [*waiting, *outcomes]
         self._changed = True
+
+    def _defined(
+        self, tool: str, description: str = "", schema: Mapping[str, Any] = _ANY_OBJECT
+    ) -> m.ToolDefinition:
+        return m.ToolDefinition(
+            server=self.name, tool=tool, description=description, input_schema=dict(schema)
+        )
 
     def _failure(self, phase: ServerPhase, cause: str) -> ServerFailed:
         return ServerFailed(m.ServerFailure(server=self.name, phase=phase, command="(fake)", cause=cause))
