@@ -37,7 +37,7 @@ class PlayCase(ProjectCase, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL and what else decides the episode to a case; raises `FleetError`."""
+    """Add the model, the base URL (unless `offline`) and hashes of files to a case; raises `FleetError`."""
     with usable_case("played"):
         return with_endpoint(settings)
 
