@@ -21,10 +21,10 @@ from grue.cli.app import app
 from grue.errors import FleetError
 from grue.fleet import Fleet, FleetBudget, FleetOptions, Price, ServerCap, local
 from grue.fleet.accounts import read_ledger
-from grue.fleet.attempt import Attempted, Job
+from grue.fleet.attempt import Job
 from grue.fleet.broker import Limits
 from grue.fleet.driver import stop
-from grue.fleet.folder import FleetFolder
+from grue.fleet.folder import AttemptEnd, EpisodeFolder, FleetFolder
 from grue.fleet.local import LocalEngine
 from grue.fleet.worker import Place
 from grue.testing.leftovers import assert_nothing_left
@@ -197,9 +197,10 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(tmp_path: Path, work
             place = folder.episode(f"{number:024x}").path
             engine.submit(Job(folder=place, work=f"{work}:number", version="1", settings={"n": number}))
             job, ended = engine.ended.get(timeout=HANG_S)
-            assert isinstance(ended, Attempted), ended
-            assert (job.folder, ended.committed) == (place, True)
-            pids.append(int(ended.end.scores["pid"]))
+            assert isinstance(ended, AttemptEnd), ended
+            commit = EpisodeFolder(place).commit
+            assert (job.folder, None if commit is None else commit.end) == (place, ended)
+            pids.append(int(ended.scores["pid"]))
             worker = psutil.Process(pids[-1])
             worker.kill()
             psutil.wait_procs([worker], timeout=HANG_S)

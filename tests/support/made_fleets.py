@@ -3,8 +3,9 @@
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from grue.fleet.attempt import Job, run_attempt
 from grue.fleet.broker import Amount
 from grue.fleet.course import Course
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, Manifest
@@ -18,6 +19,20 @@ def ended(score: float, **fields: Any) -> AttemptEnd:
     course = Course(turns=2, requests=3, tool_calls=1, outcome="answered")
     plain = {"duration_s": 1.5, "spent": Amount(3, 900, 0.01), "course": course, "model": "m"}
     return AttemptEnd(outcome="scored", scores={"score": score}, **{**plain, **fields})
+
+
+class Attempted(NamedTuple):
+    """How an attempt ended, and whether it became the episode's result."""
+
+    end: AttemptEnd
+    committed: bool
+
+
+def play(job: Job) -> Attempted:
+    """Make an attempt in this process, and look into the episode's folder for its commit."""
+    end = run_attempt(job)
+    commit = EpisodeFolder(job.folder).commit
+    return Attempted(end, commit is not None and commit.end == end)
 
 
 def make_fleet(

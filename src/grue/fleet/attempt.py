@@ -50,8 +50,8 @@ class Task(Struct, frozen=True, kw_only=True):
         """Import what `make` needs. Unlike `make`, this may change signal handlers, for example."""
         raise NotImplementedError
 
-    def make(self) -> "Attempted":
-        """Do the task, in the worker process."""
+    def make(self) -> AttemptEnd:
+        """Do the task, in the worker process, and return how that ended."""
         raise NotImplementedError
 
 
@@ -72,20 +72,12 @@ class Job(Task, frozen=True, kw_only=True):
         """Import the work."""
         find_work(self.work)
 
-    def make(self) -> "Attempted":
+    def make(self) -> AttemptEnd:
         """Make the attempt."""
         return run_attempt(self)
 
 
-class Attempted(Struct, frozen=True, kw_only=True):
-    """A worker's report to the driver on the end of an attempt."""
-
-    end: AttemptEnd
-    attempt: str = ""
-    committed: bool = False  # whether this attempt became the episode's result
-
-
-def run_attempt(job: Job) -> Attempted:
+def run_attempt(job: Job) -> AttemptEnd:
     """Make an attempt, and record what the work returns or raises; `FleetError` if that is impossible."""
     known = find_work(job.work)
     _require_same_files(job, known)
@@ -112,7 +104,7 @@ def run_attempt(job: Job) -> Attempted:
     if room is not None and room.waits and not count.refused:
         if not room.asks_otherwise:
             shutil.rmtree(attempt, ignore_errors=True)  # the episode will be played again from its beginning
-            return Attempted(end=AttemptEnd(outcome="waiting", kind="batch"), attempt=attempt.name)
+            return AttemptEnd(outcome="waiting", kind="batch")
         end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
     if end.kind == TurnTimedOut.__name__ and count.waiting:
         # The fleet's limits, or a `Retry-After`, held a request back until the turn's time was over.
@@ -125,12 +117,11 @@ def run_attempt(job: Job) -> Attempted:
     course = read_course(attempt / TRACE)
     end = replace(end, duration_s=took_s, model=model, spent=count.spent, course=course)
     has_result = end.outcome not in ("infrastructure", "unpaid")
-    committed = has_result and folder.make_commit(attempt, end, version=grue.__version__)
-    if not committed:
+    if not (has_result and folder.make_commit(attempt, end, version=grue.__version__)):
         folder.end(attempt, end)
     elif job.keep == "results" or (job.keep == "failed" and end.outcome == "scored"):
         folder.drop_trace()
-    return Attempted(end=end, attempt=attempt.name, committed=committed)
+    return end
 
 
 def end_of_late(attempt: Path, why: str, after_s: float, prices: Mapping[str, Price]) -> AttemptEnd:
@@ -263,7 +254,7 @@ class Lost(Struct, frozen=True):
     after_s: float = 0.0  # the time limit that a timed-out attempt exceeded
 
 
-Ended: TypeAlias = tuple[Task, Attempted | Lost]
+Ended: TypeAlias = tuple[Task, AttemptEnd | Lost]
 
 
 class Engine(Protocol):

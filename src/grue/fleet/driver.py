@@ -29,7 +29,7 @@ from msgspec.structs import replace
 import grue
 from grue.errors import FleetError, MCPError
 from grue.fleet.accounts import add_to_ledger
-from grue.fleet.attempt import Attempted, Engine, Job, Lost, Task, end_of_late
+from grue.fleet.attempt import Engine, Job, Lost, Task, end_of_late
 from grue.fleet.batches import FleetBatches, ask_failed_again
 from grue.fleet.broker import Amount
 from grue.fleet.folder import REQUESTS, STOP, AttemptEnd, Commit, EpisodeFolder, FleetFolder
@@ -315,7 +315,7 @@ class Driver:
         """Return the time of submission of each episode on one of the engine's slots, not of waiting ones."""
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 
-    def _ended(self, job: Task, ended: Attempted | Lost) -> None:
+    def _ended(self, job: Task, ended: AttemptEnd | Lost) -> None:
         id_ = job.folder.name
         self._running.pop(id_, None)
         self.tally.running = min(len(self._running), self._engine.slots)
@@ -372,11 +372,11 @@ class Driver:
                 self.tally.add(end)
         self._pause_if_all_fail(end)
 
-    def _end_without_commit(self, folder: EpisodeFolder, ended: Attempted | Lost) -> AttemptEnd | None:
+    def _end_without_commit(self, folder: EpisodeFolder, ended: AttemptEnd | Lost) -> AttemptEnd | None:
         """Record how a lost attempt ended (a late one is committed as failed); `None`: it was cancelled."""
-        if isinstance(ended, Attempted):
-            if ended.end.outcome in ("infrastructure", "unpaid", "waiting"):
-                return ended.end
+        if isinstance(ended, AttemptEnd):
+            if ended.outcome in ("infrastructure", "unpaid", "waiting"):
+                return ended
             ended = Lost("error", "its result was removed before it was counted")
         if ended.kind == "unable":
             raise FleetError(ended.why)

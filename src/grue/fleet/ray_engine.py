@@ -21,10 +21,10 @@ import anyio.to_thread
 
 from grue.errors import FleetError, MissingDependencyError
 from grue.fleet.accounts import GONE, Accounts, Claims
-from grue.fleet.attempt import Attempted, Ended, Lost, Task, text_of
+from grue.fleet.attempt import Ended, Lost, Task, text_of
 from grue.fleet.broker import Costs, Limits
 from grue.fleet.broker_server import Claim
-from grue.fleet.folder import FleetFolder
+from grue.fleet.folder import AttemptEnd, FleetFolder
 from grue.runtime.processes.server_gate import set_server_gate
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest, set_request_gate
 
@@ -212,7 +212,7 @@ class RayEngine:
                 if until == math.inf and job.folder.name in running:
                     self._tasks[reference] = (job, now + self._timeout_s)
 
-    def _end(self, reference: Any, outcome: Attempted | Lost) -> None:
+    def _end(self, reference: Any, outcome: AttemptEnd | Lost) -> None:
         with self._lock:
             job, _ = self._tasks.pop(reference)
         self.ended.put((job, outcome))
@@ -222,10 +222,10 @@ class RayEngine:
         with self._lock:
             self._fill()
 
-    def _outcome(self, reference: Any) -> Attempted | Lost:
+    def _outcome(self, reference: Any) -> AttemptEnd | Lost:
         errors = self._ray.exceptions
         try:
-            attempted: Attempted = self._ray.get(reference)
+            end: AttemptEnd = self._ray.get(reference)
         except errors.TaskCancelledError:
             return Lost("cancelled")
         except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError) as error:
@@ -236,10 +236,10 @@ class RayEngine:
             return Lost("died", f"Ray lost it: {type(error).__name__}")
         except BaseException as error:  # noqa: BLE001 - what the worker has sent cannot be read
             return Lost("died", text_of(error))
-        return attempted
+        return end
 
 
-def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> Attempted:
+def _attempt(broker: Any, limits: Limits, path: list[str], job: Task) -> AttemptEnd:
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)]
     broker.begin.remote(job.folder.name)
     gate = _RayGate(broker, job.folder.name)

@@ -25,7 +25,7 @@ from grue.config.documents import read_config_text
 from grue.config.wiring import llm_settings
 from grue.errors import FleetError, LLMError, MCPConfigError
 from grue.field_checks import check_settings, fault_of
-from grue.fleet.attempt import Attempted, Engine, Lost, Task, text_of
+from grue.fleet.attempt import Engine, Lost, Task, text_of
 from grue.fleet.broker import Amount, FleetBudget, Limits, Rate, RequestCount, requests_counted
 from grue.fleet.course import read_said
 from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder, driver_lock
@@ -263,27 +263,25 @@ class ScoreTask(Task, frozen=True, kw_only=True):
             if scorer.function is not None:
                 find_function(scorer.function)
 
-    def make(self) -> Attempted:
+    def make(self) -> AttemptEnd:
         """Run the scorers, and write the mark that each gives. If a scorer raises, the others still run."""
-        run = self.folder / f"attempt-{self.attempt}"
+        trace = self.folder / f"attempt-{self.attempt}" / TRACE
         troubles, spent, refused = [], Amount(), ""
         for name, scorer in self.scorers.items():
             with requests_counted(self.prices) as count:
                 try:
-                    self._mark(name, scorer, run / TRACE, count)
+                    self._mark(name, scorer, trace, count)
                 except BaseException as error:  # noqa: BLE001 - scorers are somebody else's code
                     troubles.append((name, error))
             spent += count.spent
             refused = refused or count.refused
         if refused:
-            end = AttemptEnd(outcome="unpaid", kind="budget", error=refused, spent=spent)
-        elif troubles:
+            return AttemptEnd(outcome="unpaid", kind="budget", error=refused, spent=spent)
+        if troubles:
             name, raised = troubles[0]
             kind = f"LLMError: {raised.kind}" if isinstance(raised, LLMError) else "exception"
-            end = AttemptEnd(outcome="failed", kind=kind, error=f"{name}: {text_of(raised)}", spent=spent)
-        else:
-            end = AttemptEnd(outcome="scored", spent=spent)
-        return Attempted(end=end, attempt=run.name)
+            return AttemptEnd(outcome="failed", kind=kind, error=f"{name}: {text_of(raised)}", spent=spent)
+        return AttemptEnd(outcome="scored", spent=spent)
 
     def _mark(self, name: str, scorer: Scorer, trace: Path, count: RequestCount) -> None:
         question, answer = read_said(trace)
@@ -397,15 +395,13 @@ def _run(
             watch(tally)
 
 
-def _take(id_: str, ended: Attempted | Lost, tally: ScoreTally) -> None:
-    if isinstance(ended, Lost):
-        if ended.kind == "unable":
-            raise FleetError(ended.why)
-        late = f"the scorers did not end within {ended.after_s:g} s"
-        why = late if ended.kind == "timed_out" else ended.why
-        end = AttemptEnd(outcome="failed", kind=ended.kind, error=why)
-    else:
-        end = ended.end
+def _take(id_: str, end: AttemptEnd | Lost, tally: ScoreTally) -> None:
+    if isinstance(end, Lost):
+        if end.kind == "unable":
+            raise FleetError(end.why)
+        late = f"the scorers did not end within {end.after_s:g} s"
+        why = late if end.kind == "timed_out" else end.why
+        end = AttemptEnd(outcome="failed", kind=end.kind, error=why)
     tally.spent += end.spent
     tally.done += end.outcome == "scored"
     tally.unpaid += end.outcome == "unpaid"

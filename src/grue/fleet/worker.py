@@ -16,8 +16,9 @@ from typing import NoReturn
 import msgspec
 from msgspec import Struct
 
-from grue.fleet.attempt import Attempted, Task, text_of
+from grue.fleet.attempt import Task, text_of
 from grue.fleet.broker import Limits
+from grue.fleet.folder import AttemptEnd
 from grue.runtime.loops.interrupts import ignore_interrupts
 from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.guard import guard
@@ -34,7 +35,7 @@ _LIMITS = sorted(value for name, value in vars(resource).items() if name.startsw
 class WorkerSaid(Struct, frozen=True, omit_defaults=True):
     """A worker's report on an attempt."""
 
-    ended: Attempted | None = None
+    ended: AttemptEnd | None = None
     error: str = ""  # why the attempt could not be made
     fit: bool = False  # the worker can make another attempt
 

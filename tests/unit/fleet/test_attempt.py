@@ -8,11 +8,12 @@ from typing import Any
 
 import anyio
 import pytest
+from made_fleets import Attempted, play
 from msgspec.structs import replace
 
 from grue import LlmSettings, Runner, TurnLimits, TurnRequest
 from grue.errors import FleetError, LLMError, MCPServerStartupError
-from grue.fleet.attempt import Attempted, Job, end_of_late, run_attempt
+from grue.fleet.attempt import Job, end_of_late
 from grue.fleet.broker import Amount
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder
 from grue.fleet.identity import Case, FileDigests
@@ -56,7 +57,7 @@ def attempted(tmp_path: Path, work: str, keep: Any = "all", **settings: Any) -> 
     job = Job(
         folder=tmp_path / ("0" * 24), work=f"{__file__}:{work}", version="1", settings=settings, keep=keep
     )
-    return run_attempt(job)
+    return play(job)
 
 
 def test_a_score_is_committed_with_the_model_that_answered(tmp_path: Path) -> None:
@@ -70,8 +71,10 @@ def test_a_score_is_committed_with_the_model_that_answered(tmp_path: Path) -> No
 
 def test_the_second_of_two_attempts_is_no_result(tmp_path: Path) -> None:
     assert attempted(tmp_path, "scores", n=3).committed
-    again = attempted(tmp_path, "scores", n=3)
-    assert (again.committed, again.attempt) == (False, "attempt-2")
+    assert not attempted(tmp_path, "scores", n=3).committed
+    folder = EpisodeFolder(tmp_path / ("0" * 24))
+    assert folder.commit is not None
+    assert (folder.commit.attempt, [number for number, _ in folder.attempts()]) == (1, [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -226,10 +229,10 @@ def test_a_work_gets_the_attempt_that_was_interrupted(tmp_path: Path, worker_die
         folder.end(interrupted, AttemptEnd(outcome="infrastructure", kind="died"))
     job = Job(folder=folder.path, work=f"{__file__}:after_an_interruption", version="1", settings={})
     # With batches it is played from its beginning: resumed, it would not ask for the replies it has.
-    assert run_attempt(replace(job, batch=True)).end.scores == {"score": 0.0}
+    assert play(replace(job, batch=True)).end.scores == {"score": 0.0}
     (folder.path / "commit.json").unlink()
     shutil.rmtree(folder.path / "attempt-3")
-    assert run_attempt(job).end.scores == {"score": 1.0}
+    assert play(job).end.scores == {"score": 1.0}
 
 
 @pytest.mark.parametrize("end", ["infrastructure", "unpaid", "failed", "damaged"])
@@ -262,14 +265,14 @@ def test_an_attempt_that_took_too_long_ends_with_what_its_trace_says(tmp_path: P
 def test_the_zork_host_plays_and_goes_on_from_an_interrupted_attempt(tmp_path: Path) -> None:
     settings = {"offline": True, "mcp": False, "turns": 2, "seed": 1}
     job = Job(folder=tmp_path / ("0" * 24), work="zork", version="1", settings=settings)
-    first = run_attempt(job)
+    first = play(job)
     assert first.end.scores["turns"] == 2
     folder = EpisodeFolder(job.folder)
     (folder.path / "commit.json").unlink()
     trace = folder.path / "attempt-1" / "trace.jsonl"
     lines = trace.read_bytes().splitlines(keepends=True)
     trace.write_bytes(b"".join(lines[: len(lines) // 2]))
-    second = run_attempt(job)
+    second = play(job)
     assert (second.committed, second.end.scores) == (True, first.end.scores)
     assert b"EpisodeResumed" in (folder.path / "attempt-2" / "trace.jsonl").read_bytes()
 
@@ -284,14 +287,14 @@ def test_a_file_that_changes_while_the_fleet_runs_is_not_played(tmp_path: Path) 
     )
     game.write_bytes(b"two")
     with pytest.raises(FleetError, match=r"game_file = '.*game.z3' has changed while the fleet ran"):
-        run_attempt(job)
+        play(job)
     assert not job.folder.exists()
     game.write_bytes(b"one")
-    assert run_attempt(job).committed
+    assert play(job).committed
 
 
 def test_a_case_with_an_unknown_setting_is_a_failed_episode(tmp_path: Path) -> None:
     job = Job(folder=tmp_path / ("0" * 24), work="zork", version="1", settings={"sed": 1})
-    done = run_attempt(job)
+    done = play(job)
     assert (done.end.outcome, done.end.kind) == ("failed", "FleetError")
     assert "unknown field `sed`" in done.end.error

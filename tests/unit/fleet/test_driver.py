@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from grue.errors import FleetError
 from grue.fleet import driver as driver_module
 from grue.fleet.accounts import read_ledger
-from grue.fleet.attempt import Attempted, Ended, Job, Lost
+from grue.fleet.attempt import Ended, Job, Lost
 from grue.fleet.batches import BATCHES
 from grue.fleet.broker import Amount, Costs
 from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
@@ -30,7 +30,7 @@ SCORED = AttemptEnd(outcome="scored", scores={"score": 1.0})
 DOWN = AttemptEnd(
     outcome="infrastructure", kind="LLMError: unreachable", error="nobody there", endpoint="http://x"
 )
-Outcome = Attempted | Lost
+Outcome = AttemptEnd | Lost
 
 
 class TellingEngine:
@@ -56,11 +56,10 @@ class TellingEngine:
             self.ended.put((job, told))
         elif told.outcome in ("infrastructure", "unpaid", "waiting"):
             folder.end(attempt, told)
-            self.ended.put((job, Attempted(end=told)))
+            self.ended.put((job, told))
         else:
-            self.ended.put(
-                (job, Attempted(end=told, committed=folder.make_commit(attempt, told, version="1")))
-            )
+            folder.make_commit(attempt, told, version="1")
+            self.ended.put((job, told))
 
     def costs(self) -> Costs:
         return Costs(refused=self.refused)
@@ -424,7 +423,7 @@ def test_what_a_worker_says_counts_only_if_the_folder_says_the_same(
                     damage(job.folder)
             else:
                 self.jobs.append(job)
-                self.ended.put((job, Attempted(end=SCORED, committed=True)))
+                self.ended.put((job, SCORED))
 
     engine = Lying(lambda job, tries: SCORED)
     cases = plan({"n": number} for number in range(5))

@@ -57,6 +57,6 @@ def test_the_requests_of_a_scorers_function_are_counted_in_its_mark(tmp_path: Pa
             scorers={"asks": Scorer(function=f"{tmp_path / 'asks.py'}:ask")},
             cache=tmp_path / "judged",
         )
-        assert task.make().end.outcome == "scored"
+        assert task.make().outcome == "scored"
     (mark,) = read_marks(tmp_path)
     assert (mark.score, mark.requests, mark.tokens) == (0.5, 1, 15)

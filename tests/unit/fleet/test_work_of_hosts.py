@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_fleets import Attempted, play
 
 from grue.cli.fleet import FleetRunOptions, run_fleet
 from grue.cli.run import EXAMPLE
 from grue.errors import FleetError
-from grue.fleet.attempt import Attempted, Job, run_attempt
+from grue.fleet.attempt import Job
 from grue.fleet.folder import EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.sweep import read_plan, read_sweep
@@ -53,7 +54,7 @@ def test_one_text_is_a_list_of_one_and_the_same_episode(
 
 def played(tmp_path: Path, work: str, settings: dict[str, Any]) -> Attempted:
     job = Job(folder=tmp_path / ID, work=work, version="1", settings=settings)
-    return run_attempt(job)
+    return play(job)
 
 
 def completed(work: str, settings: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def test_a_workspace_with_the_runs_and_links_in_it_is_copied_without_them(
     (place / "runs" / "20260101-000000").mkdir()
     (place / "runs" / "20260101-000000" / "trace.jsonl").write_text("")
     job = Job(folder=fleet / ID[:2] / ID, work="skill_agent", version="1", settings=settings)
-    done = run_attempt(job)
+    done = play(job)
     assert (done.end.error, done.committed) == ("", True)
     copy = job.folder / "attempt-1" / "workspace"
     assert {path.relative_to(copy).as_posix() for path in copy.rglob("*")} >= {"agent.yaml", "notes/link"}
