@@ -30,9 +30,10 @@ class Attempted(NamedTuple):
 
 def play(job: Job) -> Attempted:
     """Make an attempt in this process, and look into the episode's folder for its commit."""
-    end = run_attempt(job)
-    commit = EpisodeFolder(job.folder).commit
-    return Attempted(end, commit is not None and commit.end == end)
+    folder = EpisodeFolder(job.folder)
+    number = max((each for each, _ in folder.attempts()), default=0) + 1
+    end, commit = run_attempt(job), folder.commit
+    return Attempted(end, commit is not None and commit.attempt == number)
 
 
 def make_fleet(
