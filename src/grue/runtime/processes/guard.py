@@ -1,10 +1,10 @@
 """The guard: a small shell process that kills all servers when the host ends, even by SIGKILL.
 
-It runs in a POSIX session of its own, and reads `+pgid` and `-pgid` lines from a pipe, which add a process
-group to its list or remove one. The kernel closes the pipe when the host ends. Then the guard kills the
-groups on its list, and all processes that are marked as started by this host's servers (`descendants.py`),
-and removes the temporary folders whose paths are on the list. PR_SET_PDEATHSIG cannot do this: it fires when
-the spawning *thread* ends, and does not reach grandchildren.
+It runs in a POSIX session of its own, and reads `+ITEM` and `-ITEM` lines from a pipe, which add an item to
+its list or remove it: the id of a process group, or the path of a temporary folder. The kernel closes the
+pipe when the host ends. Then the guard kills the groups on its list, and all processes that are marked as
+started by this host's servers (`descendants.py`), and removes the folders on the list. PR_SET_PDEATHSIG
+cannot do this: it fires when the spawning *thread* ends, and does not reach grandchildren.
 
 - A group is added before its server runs, or the server could outlive a host that is killed in between. The
   exception is a server with environment variables that a shell may drop. A group is removed before its leader

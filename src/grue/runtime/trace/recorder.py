@@ -276,7 +276,7 @@ class Recorder:
             )
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Call these functions, and no earlier ones, with each further message of their type, unredacted."""
+        """Call these functions, not earlier ones, with each further message of their type, unredacted."""
         self._watched = watched
 
     def record(

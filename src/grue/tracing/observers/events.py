@@ -1,4 +1,4 @@
-"""Turn trace envelopes into log events. Those of one message alone are in `tracing/message_words.py`.
+"""Turn trace envelopes into log events. `message_words.py` makes those that depend on one message alone.
 
 Each tool call that was sent to its server has one event `mcp_tool_call`, and one `mcp_tool_result` if it
 returned something. Each failed call has exactly one failure event: `mcp_tool_timeout`, `mcp_tool_skipped` or,

@@ -46,7 +46,7 @@ MOST_KEPT = 100  # conversations after their turn; the longest unused is forgott
 
 
 class AsSent(Struct, frozen=True):
-    """A request to the model with everything that was said before it."""
+    """A request to the model, and the conversation up to and with it."""
 
     said: tuple[m.ConversationItem | m.AssistantReply, ...]  # the conversation, oldest first
     fresh: int  # how many messages at the end of `said` are new in this request
