@@ -26,7 +26,7 @@ class HostTools:
     """Base of `FunctionTools` and `ShellTool`: tools that the program itself provides."""
 
     __slots__ = ()
-    starts_processes: ClassVar[bool] = False
+    starts_processes: ClassVar[bool] = False  # `True`: a turn reserves time for ending the processes
 
     def connect(
         self,
