@@ -847,7 +847,8 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 class CompletionPostponed(Message, frozen=True, kw_only=True):
     """llm -> agent: the reply to the request is to come in a provider's batch.
 
-    `item`: id of the request in the batch; `budget`: it is in no batch, and waits for a larger budget.
+    `item`: the request's id in the batch. The word `budget`: the request is in no batch, because the runner's
+    budget has no room for it.
     """
 
     request: int
