@@ -94,7 +94,7 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether the newest stored reply answers a request that this attempt has not made."""
+        """Whether the last stored reply answers a request that this attempt has not made."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:

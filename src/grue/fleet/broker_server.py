@@ -62,7 +62,7 @@ _REQUESTS = msgspec.json.Decoder(Ask | GiveBack)
 
 
 def folder_for_sockets() -> str:
-    """Return the folder for temporary files, or `/tmp` if its path is too long for a socket in it."""
+    """Return the folder for temporary files, or `/tmp` if that folder's path is too long for a socket."""
     folder = tempfile.gettempdir()
     return "/tmp" if len(os.fsencode(folder)) > _LONGEST_FOLDER else folder  # noqa: S108
 

@@ -129,7 +129,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     keep: Keep = "all"
     prices: dict[str, Price] = {}
     limited: bool = False  # whether the broker, and not the driver, writes the ledger
-    batching: Batching | None = None  # `None`: each request is sent at once
+    batching: Batching | None = None  # `None`: each request is sent by itself
     # whether the cases are those of a `Sweep`, so that reports leave out all other episodes
     whole: bool = False
 
@@ -312,7 +312,7 @@ class Driver:
         self._watch(self.tally, self._playing())
 
     def _playing(self) -> dict[str, float]:
-        """Return the time of submission of each episode on one of the engine's slots, not of waiting ones."""
+        """Return when each episode on one of the engine's slots was submitted, by id; without queued ones."""
         return dict(itertools.islice(self._running.items(), self._engine.slots))
 
     def _ended(self, job: Task, ended: AttemptEnd | Lost) -> None:

@@ -165,5 +165,5 @@ def trace_command(result: Result, fleet: Path) -> list[str]:
 
 
 def around(message: int) -> str:
-    """Return the range of message numbers from 4 before `message`, but at least 1, to 1 after it."""
+    """Return a range of message numbers, such as `6-11`: from 4 before `message` (not below 1) to 1 after."""
     return f"{max(1, message - 4)}-{message + 1}"

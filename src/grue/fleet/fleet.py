@@ -154,14 +154,14 @@ class Fleet:
         watch: Watch | None = None,
         progress: bool = False,
     ) -> Finished:
-        """Play the episodes of all cases, except those that have a result already. Blocks.
+        """Play the episodes of all cases that have no result yet and were not given up. Blocks.
 
         Args:
             work: The function that plays an episode, or its name as `module:name`.
             cases: The settings of each case; plain JSON values.
             repetitions: How many episodes each case has.
             version: Version of the work; `None`: the version that the work declares.
-            retry: Play given-up episodes and those with unreadable results again.
+            retry: Also play the episodes that were given up or whose results cannot be read.
             watch: Called a few times a second with the counts, the running episodes and the costs.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
 

@@ -109,7 +109,7 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 
 class CaseFile(Struct, frozen=True, kw_only=True):
-    """The file `case.json`. `planned`: the settings before the work added others; `None`: it added none."""
+    """The file `case.json`. `planned`: the settings before the work added its own; `None`: it has none."""
 
     work: str
     version: str

@@ -92,7 +92,7 @@ class MockMCPManager:
         self.set_tool_result(tool_name, tool_results.failure(message, content))
 
     def set_timeout(self, tool_name: str) -> None:
-        """Make a tool raise a timeout immediately, without waiting."""
+        """Make calls of a tool raise `TimeoutError`, without waiting."""
         self.set_tool_result(tool_name, TimeoutError())
 
     async def connect_session(self) -> None:
@@ -149,7 +149,7 @@ class MockLLMClient:
         model: str = "mock",
         usage: dict[str, int] | None = None,
     ) -> None:
-        """Add a response to the queue. `finish_reason` `None`: `tool_calls` if it has any, else `stop`."""
+        """Add a response to the queue. `finish_reason` `None`: `tool_calls` if there are calls, else `stop`."""
         # Tool calls are `ToolCall`s, OpenAI's dicts, or `{"name": ..., "arguments": ...}` with JSON text or
         # an object; a missing id is made up.
         calls = [self._tool_call(call) for call in tool_calls or ()]

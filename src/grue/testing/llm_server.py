@@ -237,7 +237,7 @@ def _reply(given: object) -> LlmReply | None:
 
 
 def _last_of(request: LlmRequest) -> str:
-    """Describe the last message for an error text, and say if it refuses a reply; empty: it has no text."""
+    """Return sentences about a request's last message, for an error text; empty: the message has no text."""
     from grue.messages import REPAIR_REQUEST  # imported here, because only a test that fails needs it
     from grue.runtime.safe_text import printable
 

@@ -203,7 +203,7 @@ class MockServer(MCPServer[Any]):
         return LOG_LEVELS.index(level) >= LOG_LEVELS.index(self._client(ctx).log_level)
 
     async def tell_updated(self, uri: str) -> None:
-        """Tell the clients that are subscribed to a resource, with `resources/subscribe`, that it changed."""
+        """Tell the clients that have subscribed to a resource (`resources/subscribe`) that it has changed."""
         for connection, client in tuple(self._clients.items()):
             if uri in client.subscribed:
                 await connection.send_resource_updated(uri)

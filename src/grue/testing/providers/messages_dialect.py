@@ -200,7 +200,7 @@ def broken_off() -> bytes:
 
 
 def events(message: Json, request: Json) -> Iterator[bytes]:
-    """Yield the events of a reply in this format."""
+    """Yield the events of a streamed Message."""
     del request
     usage = message["usage"]
     begun = {**message, "content": [], "stop_reason": None, "stop_sequence": None, "stop_details": None}
