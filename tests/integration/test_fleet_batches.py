@@ -219,7 +219,7 @@ def test_a_request_that_only_an_earlier_sweep_has_stored_is_not_sent(tmp_path: P
         for name in ("both", "later"):
             batches.add(tmp_path / name)
         ready: list[str] = []
-        while batches.waiting:
+        while len(ready) < 2:
             ready += batches.step(send=True)
         batches.close()
     assert ready == ["both", "later"]

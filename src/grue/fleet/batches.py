@@ -181,11 +181,6 @@ class FleetBatches:
         # Runs the polls, but only during `step` and `close`, because the driver is synchronous.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
-    @property
-    def waiting(self) -> int:
-        """How many episodes wait for replies."""
-        return len(self._waiting)
-
     def add(self, episode: Path) -> None:
         """Put an episode's unanswered requests into the folders that `step` sends; may raise `MCPError`."""
         answered = Counter(
@@ -214,7 +209,8 @@ class FleetBatches:
         if not polls and not send:
             return []
         if polls:
-            self._run_a_moment(polls)
+            # Continue the polls until all have ended, or for `_LOOK_S`.
+            self._where_no_loop_runs(lambda: self._runner.run(asyncio.wait(polls, timeout=_LOOK_S)))
         for each in self._models.values():
             each.end_poll()
         self._take_in()
@@ -246,10 +242,6 @@ class FleetBatches:
 
     def _polls(self) -> list[asyncio.Task[list[str]]]:
         return [each.poll for each in self._models.values() if each.poll is not None]
-
-    def _run_a_moment(self, polls: list[asyncio.Task[list[str]]]) -> None:
-        """Run the event loop, which continues the polls, until all have ended, but at most for `_LOOK_S`."""
-        self._where_no_loop_runs(lambda: self._runner.run(asyncio.wait(polls, timeout=_LOOK_S)))
 
     def _where_no_loop_runs(self, call: Callable[[], object]) -> None:
         """Make a call that runs the event loop: in another thread if a loop runs here, as in a notebook."""
