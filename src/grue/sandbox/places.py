@@ -203,7 +203,8 @@ def _environment(root: str, written: Sequence[str]) -> list[str]:
         key, _, value = line.partition("=")
         if key.strip() == "home" and value.strip().startswith("/"):
             python = f"{real_path(value.strip())}/python3"
-            if os.access(python, os.X_OK):
+            # An environment's base Python is never in an environment: the program could name another one.
+            if os.access(python, os.X_OK) and not _is_in_environment(python):
                 found += _installation(python)[1:]
     changeable = [real_path(path) for path in written]
     for version in _listed(f"{root}/lib"):
@@ -333,11 +334,13 @@ def _workspace(cwd: str) -> str:
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
     """Refuse a link or script in a folder `written` that leads out, except to well-known interpreters.
 
-    The boxed program may have made it, to have its next box open a file outside.
+    The boxed program may have made it, to have its next box open a file outside. So an interpreter of another
+    virtual environment is refused too: the box would open the environment and what its `.pth` files list.
     """
     for path, then in itertools.pairwise(chain):
         changeable = any(within(path, each) or within(real_path(path), each) for each in written)
-        if changeable and not any(within(then, each) for each in written) and not _is_interpreter(then):
+        harmless = _is_interpreter(then) and not _is_in_environment(then)
+        if changeable and not harmless and not any(within(then, each) for each in written):
             why = f"{path} leads to {then}, and the program may write the folder that it is in."
             raise SandboxError(why, remedy="The program may have made it so. Name the program where it is.")
 
@@ -388,6 +391,10 @@ def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[
 
 def _is_interpreter(path: str) -> bool:
     return _INTERPRETERS.fullmatch(os.path.basename(path)) is not None  # noqa: PTH119
+
+
+def _is_in_environment(python: str) -> bool:
+    return os.path.isfile(f"{os.path.dirname(os.path.dirname(python))}/pyvenv.cfg")  # noqa: PTH113, PTH120
 
 
 def within(path: str, folder: str) -> bool:

@@ -136,6 +136,25 @@ def test_what_the_program_may_have_planted_opens_nothing(home: Path, planted: st
         assert may(places(Sandbox(), home, command), secrets / "run", READ_FILE)
 
 
+def test_a_writable_file_cannot_open_another_virtual_environment(home: Path) -> None:
+    workspace, theirs, source = home / "work", home / "theirs", home / "theirs-source"
+    source.mkdir()
+    other_python = program(theirs / "bin" / "python3")
+    (theirs / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    site = theirs / "lib" / "python3" / "site-packages"
+    site.mkdir(parents=True)
+    (site / "editable.pth").write_text(f"{source}\n")
+    box = Sandbox(preset="files")
+    (workspace / "pyvenv.cfg").write_text(f"home = {theirs / 'bin'}\n")
+    opened = places(box, workspace, str(program(workspace / "bin" / "server")))
+    assert not may(opened, source / "x", READ_FILE)
+    assert not may(opened, site / "editable.pth", READ_FILE)
+    script = str(program(workspace / "script", f"#!{other_python}\n"))
+    with pytest.raises(SandboxError, match="may have made it"):
+        places(box, workspace, script)
+    assert may(places(Sandbox(), workspace, script), source / "x", READ_FILE)  # the program cannot write it
+
+
 def test_a_listed_path_that_is_a_link_out_of_a_writable_folder_is_refused(home: Path) -> None:
     workspace = home / "work"
     (home / "secrets").mkdir()
