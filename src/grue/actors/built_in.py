@@ -39,8 +39,6 @@ class BuiltInTools(Actor[m.SessionCommand]):
                 case calls.MakeCall(called):
                     self._note(called, sender=self.name, cause=envelope.seq)
                     step.settlement = await self._call(called, batch.timeout_s)
-                case calls.ReadChangedTools():
-                    pass  # The tools of this server never change.
                 case settled:
                     await self._agent.send(settled, sender=self.name, cause=envelope.seq)
 

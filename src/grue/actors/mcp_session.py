@@ -212,20 +212,25 @@ class SessionActor(Actor[m.SessionCommand]):
         # `exclusive`, the program's calls wait until the batch is done.
         async with exclusive(connection):
             for step in calls.steps_of(batch, connected=connection is not None):
-                match step:
-                    case calls.MakeCall(called, call) if not self._is_as_decided(call):
-                        step.settlement = calls.not_as_decided(called)
-                    case calls.MakeCall(called):
-                        assert connection is not None, "without a server, no call is made"
-                        step.settlement = await self._refused(connection, called)
-                        if step.settlement is None:
-                            noted = self._note(called, sender=self.name, cause=cause)
-                            step.settlement = await self._call(connection, batch, called, noted.seq)
-                    case calls.ReadChangedTools():
-                        assert connection is not None, "without a server, no call is made"
-                        await self._report_changed_tools(connection, batch, cause)
-                    case settled:
-                        await self._report(settled, cause)
+                if not isinstance(step, calls.MakeCall):
+                    await self._report(step, cause)
+                    continue
+                assert connection is not None, "without a server, no call is made"
+                await self._report_changed_tools(connection, batch, cause)
+                step.settlement = await self._made(connection, batch, step, cause)
+                if step.last and step.settlement is not None:
+                    await self._report_changed_tools(connection, batch, cause)
+
+    async def _made(
+        self, connection: ToolConnection, batch: m.CallTools, make: calls.MakeCall, cause: int
+    ) -> m.Settlement | None:
+        if not self._is_as_decided(make.call):
+            return calls.not_as_decided(make.called)
+        refused = await self._refused(connection, make.called)
+        if refused is not None:
+            return refused
+        noted = self._note(make.called, sender=self.name, cause=cause)
+        return await self._call(connection, batch, make.called, noted.seq)
 
     async def _report_changed_tools(self, connection: ToolConnection, batch: m.CallTools, cause: int) -> None:
         tools = await connection.refresh_tools(self._within(batch.timeout_s))

@@ -481,8 +481,6 @@ class _Session:
                     if order.settlement is None:
                         self._expect(called, cause)
                         order.settlement = self._settlement(called, cause)
-                case calls.ReadChangedTools():
-                    pass  # a replay asks no server for its tools
                 case settlement:
                     self._expect(settlement, cause)
 

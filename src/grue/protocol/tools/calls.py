@@ -190,7 +190,7 @@ def _unknown(name: str) -> str:
 
 def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
     """Group consecutive calls to one server; with `bind`, calls get the digest of their tool's definition."""
-    digests: dict[str, str] = {}
+    digests: dict[tuple[str, str], str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
     for valid in calls:
         server, parallel = valid.tool.server, valid.terms.parallel
@@ -200,10 +200,10 @@ def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...
             call_id=valid.call.call_id, tool=valid.tool.tool, arguments=valid.arguments, task=valid.task
         )
         if bind and valid.task is None:
-            name = valid.tool.name
-            if name not in digests:
-                digests[name] = definition_digest(valid.tool)
-            call = replace(call, definition=digests[name])
+            tool = server, valid.tool.tool
+            if tool not in digests:
+                digests[tool] = definition_digest(valid.tool)
+            call = replace(call, definition=digests[tool])
         runs[-1][2].append(call)
     return tuple(Run(server, tuple(served), parallel) for server, parallel, served in runs)
 
@@ -301,21 +301,19 @@ def _note_on(item: m.ToolCallRecord) -> str:
     return f"The user changed the arguments of this call to {written}"
 
 
-class ReadChangedTools(Struct, frozen=True):
-    """Report the server's tools if they have changed since they were last listed."""
-
-
 class MakeCall(Struct):
-    """Record `called` and make the call, or refuse it unrecorded. In either case set `settlement`."""
+    """Record `called` and make the call, or refuse it unrecorded. In either case set `settlement`.
+
+    Before the call, and after the `last` call of the batch, report the server's tools if they have changed.
+    """
 
     called: m.ToolCalled
     call: m.ServerCall
+    last: bool
     settlement: m.Settlement | None = None
 
 
-def steps_of(
-    batch: m.CallTools, *, connected: bool = True
-) -> Iterator[ReadChangedTools | MakeCall | m.Settlement]:
+def steps_of(batch: m.CallTools, *, connected: bool = True) -> Iterator[MakeCall | m.Settlement]:
     """Yield what to do for a batch, in order; a settlement is to be reported to the agent.
 
     Unless `connected` to the server, all calls are skipped. If a `MakeCall` gets no `settlement`, it was the
@@ -327,7 +325,6 @@ def steps_of(
             reason = skip_because if call.task is None else tool_results.INTERRUPTED
             yield m.ToolSkipped(batch=batch.batch, call_id=call.call_id, reason=reason)
             continue
-        yield ReadChangedTools()
         called = m.ToolCalled(
             server=batch.server,
             batch=batch.batch,
@@ -336,11 +333,9 @@ def steps_of(
             arguments=call.arguments,
             task=call.task,
         )
-        yield (make := MakeCall(called, call))
+        yield (make := MakeCall(called, call, last=call is batch.calls[-1]))
         if make.settlement is None:
             return
-        if call is batch.calls[-1]:
-            yield ReadChangedTools()
         yield make.settlement
         match make.settlement:
             case m.ServerDied():

@@ -212,6 +212,15 @@ class Interruptible:
             wait_for(self._ended, timeout_s)
 
 
+async def run_into(result: list[T], function: Callable[[], Awaitable[T]]) -> None:
+    """Append what `function` returns to `result`, or nothing if it raises `WorkInterrupted`.
+
+    If a task raised this `KeyboardInterrupt`, asyncio would stop the loop at once, and `nest_asyncio` log it.
+    """
+    with contextlib.suppress(WorkInterrupted):
+        result.append(await function())
+
+
 def run_in_main_thread(
     function: Callable[[], Awaitable[T]],
     force_kill: Callable[[], object],

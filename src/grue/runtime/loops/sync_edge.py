@@ -11,7 +11,6 @@ task of one loop, which runs in a greenlet and waits with functions that gevent 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import inspect
 import sys
@@ -82,14 +81,11 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
     result: list[T] = []
     run = run_in_shared_loop if threads_are_greenlets() else anyio.run
 
-    async def begin() -> None:
+    def begin() -> Awaitable[None]:
         nonlocal begun
         begun = True
         asyncio.get_running_loop().getaddrinfo = look_up  # type: ignore[method-assign]
-        # If a task raised this `KeyboardInterrupt`, asyncio would stop the loop at once, and `nest_asyncio`
-        # would log it.
-        with contextlib.suppress(interrupts.WorkInterrupted):
-            result.append(await function())
+        return interrupts.run_into(result, function)
 
     try:
         run(begin)

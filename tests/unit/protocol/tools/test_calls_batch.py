@@ -20,7 +20,7 @@ from grue.messages import (
     ToolTask,
     ToolTimedOut,
 )
-from grue.protocol.tools.calls import MakeCall, ReadChangedTools, not_as_decided, steps_of
+from grue.protocol.tools.calls import MakeCall, not_as_decided, steps_of
 from grue.protocol.tools.results import INTERRUPTED, SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
 
 
@@ -29,10 +29,12 @@ def batch_of(count: int, after_timeout: Any = "skip") -> CallTools:
     return CallTools(server="a", batch=1, calls=asked, timeout_s=30.0, after_timeout=after_timeout)
 
 
-def made(number: int) -> MakeCall:
+def made(number: int, *, last: bool = True) -> MakeCall:
     call = ServerCall(call_id=f"c{number}", tool="look", arguments={"n": number})
     return MakeCall(
-        ToolCalled(server="a", batch=1, call_id=call.call_id, tool="look", arguments=call.arguments), call
+        ToolCalled(server="a", batch=1, call_id=call.call_id, tool="look", arguments=call.arguments),
+        call,
+        last,
     )
 
 
@@ -75,21 +77,20 @@ def after(batch: CallTools, position: int, event: Settlement | None) -> list[Any
     return found
 
 
-READ = ReadChangedTools()
 TWO, PATIENT = batch_of(2), batch_of(2, "continue")
 ROWS: list[tuple[CallTools, int, Settlement, list[Any]]] = [
-    (TWO, 0, returned(0), [returned(0), READ, made(1)]),
-    (TWO, 1, returned(1), [READ, returned(1)]),
+    (TWO, 0, returned(0), [returned(0), made(1)]),
+    (TWO, 1, returned(1), [returned(1)]),
     (TWO, 0, timed_out(0), [timed_out(0), skipped(1, SKIPPED_AFTER_TIMEOUT)]),
-    (PATIENT, 0, timed_out(0), [timed_out(0), READ, made(1)]),
-    (TWO, 1, timed_out(1), [READ, timed_out(1)]),
+    (PATIENT, 0, timed_out(0), [timed_out(0), made(1)]),
+    (TWO, 1, timed_out(1), [timed_out(1)]),
     *((batch, 0, died(0), [died(0), skipped(1, SKIPPED_AFTER_DEATH)]) for batch in (TWO, PATIENT)),
-    (TWO, 1, died(1), [READ, died(1)]),
-    (TWO, 0, unsent(0), [unsent(0), READ, made(1)]),
-    (TWO, 1, unsent(1), [READ, unsent(1)]),
+    (TWO, 1, died(1), [died(1)]),
+    (TWO, 0, unsent(0), [unsent(0), made(1)]),
+    (TWO, 1, unsent(1), [unsent(1)]),
     # The tool is not as it was when the call was decided on: the next call has nothing to do with that.
-    (TWO, 0, outdated(0), [outdated(0), READ, made(1)]),
-    (TWO, 1, outdated(1), [READ, outdated(1)]),
+    (TWO, 0, outdated(0), [outdated(0), made(1)]),
+    (TWO, 1, outdated(1), [outdated(1)]),
 ]
 
 
@@ -104,7 +105,7 @@ def test_a_listed_pair_leads_on(batch: CallTools, position: int, event: Settleme
 
 
 def test_a_batch_begins_with_its_first_call_or_is_skipped_without_a_server() -> None:
-    assert list(steps_of(TWO)) == [READ, made(0)]
+    assert list(steps_of(TWO)) == [made(0, last=False)]
     dead = [skipped(0, SKIPPED_AFTER_DEATH), skipped(1, SKIPPED_AFTER_DEATH)]
     assert list(steps_of(TWO, connected=False)) == dead
 
@@ -119,18 +120,17 @@ def test_every_call_is_settled_once_in_order_and_one_is_under_way_at_a_time(
     batch = batch_of(len(fates), after_timeout)
     settled: list[Any] = []
     calls: list[ToolCalled] = []
-    reads = 0
+    lasts: list[bool] = []
     for step in steps_of(batch, connected=connected):
         match step:
             case MakeCall(called):
                 assert len(settled) == len(calls), "a call is made before the one before it is settled"
                 step.settlement = fates[len(calls)](len(calls))
                 calls.append(called)
-            case ReadChangedTools():
-                reads += 1
+                lasts.append(step.last)
             case settlement:
                 settled.append(settlement)
-    assert reads == len(calls) + (len(calls) == len(fates))
+    assert lasts == [at + 1 == len(fates) for at in range(len(calls))]
     assert [settlement.call_id for settlement in settled] == [call.call_id for call in batch.calls]
     ending = {died} if after_timeout == "continue" else {died, timed_out}
     stop = next((at + 1 for at, fate in enumerate(fates) if fate in ending), len(fates))
