@@ -189,7 +189,9 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
             found += _existing(f"{parent}/{each}" for each in names)
         return found
     root = folder
-    while not is_too_wide(root):
+    # In a folder that the program may write, it could remove these files, to open the folder of one above.
+    changeable = any(within(root, each) or within(real_path(root), real_path(each)) for each in written)
+    while not changeable and not is_too_wide(root):
         if any(os.path.isfile(f"{root}/{name}") for name in _ROOTS):  # noqa: PTH113
             return [*found, root]
         root = os.path.dirname(root)  # noqa: PTH120

@@ -136,6 +136,17 @@ def test_what_the_program_may_have_planted_opens_nothing(home: Path, planted: st
         assert may(places(Sandbox(), home, command), secrets / "run", READ_FILE)
 
 
+def test_a_removed_project_file_does_not_open_the_project_above(home: Path) -> None:
+    above, workspace = home / "mono", home / "mono" / "packages" / "a"
+    workspace.mkdir(parents=True)
+    (above / "package.json").write_text("{}")
+    (above / ".env").write_text("KEY=1")
+    command = str(program(workspace / "src" / "server.js", "#!/usr/bin/env node\n"))
+    # There is no package.json in the workspace: the program may have removed it.
+    assert not may(places(Sandbox(preset="files"), workspace, command), above / ".env", READ_FILE)
+    assert may(places(Sandbox(), workspace, command), above / ".env", READ_FILE)
+
+
 def test_a_writable_file_cannot_open_another_virtual_environment(home: Path) -> None:
     workspace, theirs, source = home / "work", home / "theirs", home / "theirs-source"
     source.mkdir()
