@@ -45,14 +45,15 @@ class HostPort(Struct, frozen=True):
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Read `host`, `host:port`, `*.host`, an IP address or `[IPv6]:port`; other texts: `ValueError`.
+        """Read a host: `example.com`, `*.example.com` or an IP address, with or without a port.
 
-        Without a port, both 80 and 443 are meant.
+        An IPv6 address with a port is in brackets, as in `[::1]:80`. Without a port, both 80 and 443 are
+        meant. Other texts raise `ValueError`.
         """
         host, port = text, ""
         if text.startswith("["):
             host, _, port = text[1:].partition("]")
-            port = port.removeprefix(":")
+            port = port[1:] if port.startswith(":") else port and f"]{port}"
         elif text.count(":") == 1:
             host, _, port = text.partition(":")
         if (":" in text and text[-1] == ":") or (port and not (port.isdecimal() and 0 < int(port) < 65536)):

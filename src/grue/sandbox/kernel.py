@@ -75,7 +75,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
         return tuple(found)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each protection that only newer kernels have; empty without Landlock."""
+        """Return a sentence if this kernel has Landlock, but cannot stop signals to other programs."""
         if self.landlock == 0 or self.landlock >= 6:
             return ()
         return ("Signals to other programs of this user are not stopped; Linux 6.12 stops them",)

@@ -204,7 +204,8 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
     found = [
         ("socket", _sockets(wanted)),
         ("socketpair", _pairs(wanted)),
-        # In a new user namespace a program has all capabilities, and can use most functions of the kernel.
+        # In a new user namespace a program has all capabilities, so it could use functions that the kernel
+        # otherwise keeps for root, such as mounts and firewall rules, and the faults in them.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
         # RTTIME is grue's mark on a server's processes, by which it finds those that are left running
@@ -226,8 +227,8 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
     if wanted.network == "tcp":
         # `listen` without `bind` opens a port that the kernel chooses, and Landlock only checks `bind`.
         found.append(("listen", [_stmt(_RETURN, _ERRNO | EACCES)]))
-        # With a device or a list of hops, even packets for 127.0.0.1 leave this machine, and so get past the
-        # gate's check. And nobody answers them: the gate would wait for minutes.
+        # A program can bind its socket to a device, or set a list of hops. Packets for 127.0.0.1, which the
+        # gate may allow, then leave this machine; if nobody answers there, the gate waits for minutes.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
         # Refuse inotify: it shows which files are used in any folder, and Landlock does not limit it.

@@ -88,6 +88,7 @@ def test_the_box_of_a_file_applies_to_servers_with_the_switch_of_vs_code(tmp_pat
         ({"network": ["a b"]}, "'a b' is not a host"),
         ({"network": ["a:0"]}, "no valid port"),
         ({"network": ["a:"]}, "no valid port"),
+        ({"network": ["[::1]80"]}, "no valid port"),
         ({"network": ["https://a.example"]}, "https"),
         ({"memory_mb": 0}, "memory_mb should be a whole number above zero"),
         ({"cpu_s": True}, "cpu_s should be a whole number"),

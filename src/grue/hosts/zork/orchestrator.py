@@ -152,7 +152,7 @@ def conditions_of(agent: ZorkAgent) -> dict[str, str]:
 
 
 def require_same_tools(started: facts.EpisodeStarted, server: str | None) -> None:
-    """Raise `MCPConfigError` if an episode was not begun with a server of this name; `None`: with none."""
+    """Raise `MCPConfigError` unless the episode was begun with the server of this name; `None`: no server."""
     now = (server,) if server else ()
     if now != started.servers:
         raise MCPConfigError(

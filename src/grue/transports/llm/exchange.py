@@ -800,7 +800,10 @@ class Permit(Protocol):
 
 
 class RequestGate(Protocol):
-    """Decides when a request may be sent, in any event loop and thread, for processes that share limits."""
+    """Decides whether and when this process may send a request, so that processes can share limits.
+
+    `admit` may be called in any event loop and thread.
+    """
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
         """Wait until the request may be sent; return a permit, or a sentence that says why it is refused."""

@@ -299,7 +299,10 @@ class HttpStream(MessageStream):
         self._left = anyio.Event()
 
     async def carry(self) -> None:
-        """Carry messages until `leave` or a broken connection. A cancellation does not end it."""
+        """Carry messages until `leave`, or until the SDK's transport ends or fails.
+
+        Neither a cancellation nor `break_off` alone ends it.
+        """
         try:
             with library_logs_to(self.logged), self._scope:
                 await self._carry_until_finished()

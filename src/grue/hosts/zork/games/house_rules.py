@@ -651,7 +651,7 @@ IMPLIED: Final[dict[str, Words]] = {
 
 
 def play_verb(turn: Turn) -> str:
-    """Apply the rule for the phrase's verb to the thing that the phrase names."""
+    """Apply the rule for the phrase's verb, if need be to what the phrase names; return the text to print."""
     phrase = turn.phrase
     if phrase.verb in PLAIN_RULES:
         return PLAIN_RULES[phrase.verb](turn)
