@@ -61,7 +61,7 @@ ANSWERS: dict[str, tuple[list[Answer], Paid]] = {
         ],
         [],
     ),
-    "a decision whose arguments or tool definition are not those of the call": (
+    "a decision that is about other arguments or another tool definition than those of the call": (
         [elsewhere(arguments_digest="x"), elsewhere(definition_digest="x"), elsewhere(call_id="x")],
         [],
     ),

@@ -15,6 +15,9 @@ FORMS: dict[str, Callable[[str], str]] = {
     "JSON in JSON in JSON": lambda secret: json.dumps(json.dumps(json.dumps(secret)))[7:-7],
     "PHP's JSON": lambda secret: json.dumps(secret)[1:-1].replace("/", "\\/"),
     ".NET's JSON": lambda secret: json.dumps(secret)[1:-1].replace("+", "\\u002B").replace("'", "\\u0027"),
+    ".NET's JSON, all of it": lambda secret: "".join(
+        json.dumps(c)[1:-1] if c.isascii() and c not in "\"&'+<>`" else in_capitals(c) for c in secret
+    ),
     "Go's JSON": lambda secret: json.dumps(secret)[1:-1].replace("&", "\\u0026").replace("<", "\\u003c"),
     "URL": lambda secret: quote(secret, safe=""),
     "URL, lower case": lambda secret: lowered_escapes(quote(secret, safe="")),
@@ -46,6 +49,11 @@ FORMS: dict[str, Callable[[str], str]] = {
 KEY = "sk-live-0123456789abcdef"
 PASSWORD = "p\"w\\d/+ <&'>=%ü漢😀$1!x"
 SECRETS = {"KEY": KEY, "PASSWORD": PASSWORD}
+
+
+def in_capitals(char: str) -> str:
+    units = char.encode("utf-16-be").hex().upper()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
 
 
 def in_base64(text: str) -> str:

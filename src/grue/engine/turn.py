@@ -482,7 +482,7 @@ def _inside_turn(wiring: Wiring) -> Iterator[None]:
 
 def refuse_inside_turn(wiring: Wiring) -> None:
     """Raise `MCPError` if the caller is part of a turn of this runner, for example a function tool."""
-    if any(each is wiring for each in _inside.get()):
+    if any(each.runner is wiring.runner for each in _inside.get()):
         raise MCPError(
             "Tools cannot be called through a runner from inside one of its turns. Call them before or after "
             "the turn, or use a ToolClient."
@@ -493,7 +493,7 @@ def refuse_inside_turn(wiring: Wiring) -> None:
 def one_fork_at_a_time(wiring: Wiring) -> Iterator[None]:
     """Run the block when no other fork of the runner runs; inside a turn of the runner, do not wait."""
     refuse_reentry()
-    inside = any(each.under_way is wiring.under_way for each in _inside.get())
+    inside = any(each.runner is wiring.runner for each in _inside.get())
     with contextlib.nullcontext() if inside else wiring.under_way.forking:
         yield
 

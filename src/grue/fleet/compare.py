@@ -370,7 +370,7 @@ def compare_results(
     labels: tuple[str, str],
     left_out: tuple[int, int] = (0, 0),
 ) -> Comparison:
-    """Compare two sets of episodes. `left_out`: how many episodes of earlier sweeps each set lacks."""
+    """Compare two sets of episodes. `left_out`: how many episodes each set is without, to be reported."""
     score = options.score or _only_score((*first, *second))
     require_score((*first, *second), score)
     failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)

@@ -155,7 +155,7 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
         return found
     named = {id_: place for place, id_ in enumerate(folder.named())}
     found = [each for each in found if each.version in ("", version)]
-    # Leave out an episode if a newer one has the same settings, but other content of a file.
+    # Of episodes that differ only in the content of files, keep the one that was last part of a run.
     newest: dict[bytes, Result] = {}
     for each in found:
         case = [each.settings, each.repetition] if each.work else each.id  # else `case.json` is unreadable

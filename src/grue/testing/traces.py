@@ -36,7 +36,7 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 
 
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
-    """Check that prompts of a trace begin with earlier ones, and return how many prompts were checked.
+    """Check that prompts of a trace begin with earlier ones, and return how many prompts the trace has.
 
     Within a conversation, each later prompt has to begin with the whole of an earlier prompt: the last one
     that offered tools, or the last one that did not. Across conversations with the same model, the tools and
@@ -45,7 +45,8 @@ def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptP
     Args:
         path: A trace file or a run folder.
         allow: Parts of a prompt in which a difference is accepted: `model`, `tools`, `system`, `messages`.
-            Allow `tools` if a request for a final answer offers no tools.
+            The parts after it are then not checked. Allow `tools` if a request for a final answer offers no
+            tools.
 
     Raises:
         AssertionError: A prompt breaks one of these rules; the message names each such prompt and the cause.

@@ -38,6 +38,7 @@ from grue.protocol.tools import results as tool_results
 from grue.runtime.actor import Note
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task, single
+from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.connection import ConnectionStatus, Listing
 from grue.tool_sessions.failures import ToolRefusedError, ToolTimedOutError
@@ -45,7 +46,6 @@ from grue.tool_sessions.host_tools import BeforeCalls, HostTools, InvalidArgumen
 from grue.tool_sessions.server_requests import Notify
 
 if TYPE_CHECKING:
-    from grue.runtime.processes.process_group import ProcessRegistry
     from grue.tool_sessions.pydantic_parameters import PydanticParameter
 
 

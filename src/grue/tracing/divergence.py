@@ -40,8 +40,8 @@ class Difference(Struct, frozen=True):
 class Comparison:
     """Compare messages, pair after pair."""
 
-    # The fields are named `field`, or `Class.field` for a field of one class only. The fields `ignored` are
-    # not compared. Ids in the fields `ids` may differ if each left id always has the same right id.
+    # `ignored` names fields that are not compared: `field`, or `Class.field` for one class only. `ids` names
+    # fields with ids (`field` only): ids may differ if each left id belongs to exactly one right id.
     # `same_text` returns whether two different texts count as equal.
 
     def __init__(

@@ -565,7 +565,7 @@ def replay(
 
 
 def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterator[str]:
-    """Yield the report: `identical`, or the first difference in full and the others in a line each."""
+    """Yield the report: the first difference in full, a line for each later turn that differs, the counts."""
     compared = total = unfinished = diverged = 0
     names = ("recorded", "changed" if changes else "replayed")
     for turn in turns:

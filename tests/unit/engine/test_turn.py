@@ -4,11 +4,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 from patient_turns import ASK, PatientModel, patient_model, wait_until
 
 from grue import FunctionTools, LlmSettings, Recorder, Runner, TurnRequest
 from grue.engine.turn import EpisodeMemory, Spending, _inside_turn, refuse_inside_turn
-from grue.engine.wiring import Wiring, wire
+from grue.engine.wiring import TurnsUnderWay, Wiring, wire
 from grue.errors import MCPError, TurnCancelled
 from grue.messages import ServerName, Usage
 from grue.policies import FailurePolicy, TurnLimits
@@ -89,6 +90,12 @@ def test_a_caller_is_inside_the_turns_around_it_and_no_others() -> None:
     with _inside_turn(one):
         refuse_inside_turn(other)
     refuse_inside_turn(one)
+    # Forks, resumed turns and turns that wait for a batch have a wiring of their own.
+    with (
+        _inside_turn(replace(one, servers={}, under_way=TurnsUnderWay())),
+        pytest.raises(MCPError, match="from inside one of its turns"),
+    ):
+        refuse_inside_turn(one)
 
 
 def test_the_last_request_asks_for_an_answer() -> None:

@@ -484,7 +484,7 @@ class KeptConversation:
         return header, tuple(msgspec.json.encode(each) for each in lines if each is not None)
 
     def branch(self) -> KeptConversation:
-        """Return a copy of the conversation in memory, with an id of its own."""
+        """Return a copy with its own id, without a file. In it, a turn that has not ended is given up."""
         with self.held():
             history = self.history.branch()
             if self.open_turn is not None:

@@ -90,7 +90,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def opening(self) -> Items:
-        """The turn's first items: the user text, after the system text if a conversation begins."""
+        """The turn's first items: the system text, unless the turn continues a history, and the user text."""
         user = m.UserText(self.run.user, attachments=self.run.images, stub=self.run.user_stub)
         if self.run.history is not None and self.run.history.length:
             return (user,)

@@ -3,8 +3,8 @@
 A secret can occur unchanged, or escaped for JSON (at any depth), a shell, a URL, HTML or a Python literal, or
 encoded as base64 (alone or among other bytes) or hexadecimal, also with line breaks. This module makes:
 
-- Patterns, for complete texts: regular expressions. Each has probes, bytes that its matches contain. The
-  expression is compiled only when one of its probes is found in a text.
+- Patterns, for complete texts: regular expressions. Each has probes: every match contains at least one of
+  them, so the expression is compiled only when a probe is found in a text.
 - Literals, for texts that were cut off: the forms that known encoders produce, as fixed bytes.
 - Spellings, for texts that arrive in pieces: the ways to write each character.
 """
@@ -194,9 +194,12 @@ _IN_BASE64 = str.maketrans(
 )
 
 
-def _base64(core: str) -> bytes:
-    """Return a regular expression for `core` in either base64 alphabet, also escaped for JSON or a URL."""
-    chars = core.translate(_IN_BASE64).encode()
+def _base64(in_lines: str) -> bytes:
+    """Return a regular expression for base64 in either alphabet, also escaped for JSON or a URL.
+
+    Each line feed of `in_lines` stands for an optional line break.
+    """
+    chars = in_lines.translate(_IN_BASE64).encode()
     # The end of an encoded text: a character with only some bits of the secret, and padding.
     return chars + rb"(?:[A-Za-z0-9+/_-]?(?:=|%(?:25){0,8}3[dD]|\\+u003[dD]){1,2})?"
 
@@ -236,7 +239,10 @@ def _in_json_of_others(text: str) -> list[str]:
     """Return the text as the JSON encoders of PHP, .NET and Go write it. They escape more than necessary."""
     plain, of_ascii = _in_json(text), _in_ascii_json(text)
     in_net = "".join(
-        _surrogates(char).upper().replace("U", "u") if char in "&'+<>`" else char for char in of_ascii
+        _surrogates(char).upper().replace("U", "u")
+        if char in "\"&'+<>`" or not char.isascii()
+        else _in_json(char)
+        for char in text
     )
     in_go = "".join(_surrogates(char) if char in "&<>" else char for char in plain)
     in_go_ascii = "".join(_surrogates(char) if char in "&<>" else char for char in of_ascii)

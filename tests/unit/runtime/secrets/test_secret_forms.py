@@ -97,6 +97,13 @@ def test_the_beginning_of_a_secret_in_front_of_a_cut_goes_in_every_form(kept: in
         assert redaction().redact_text(f"x {written[:kept]}{mark}") == f"x [redacted]{mark}", form
 
 
+def test_the_beginning_of_a_password_in_front_of_a_cut_goes_as_dotnet_writes_it() -> None:
+    written = FORMS[".NET's JSON, all of it"](PASSWORD)
+    assert written.startswith(r"p\u0022w\\d/\u002B \u003C\u0026\u0027\u003E=%\u00FC")
+    for kept in range(14, len(written)):
+        assert redaction().redact_text(f"x {written[:kept]}…") == "x [redacted]…"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
