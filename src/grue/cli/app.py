@@ -33,8 +33,8 @@ tables tool.grue.llm, tool.grue.mcp and others. API keys are read from the
 environment, such as OPENROUTER_API_KEY.
 
 The exit status is 0 if a command succeeds, 1 if it fails, 2 if an option or a
-configuration file cannot be used, and 130 after Ctrl-C. If a command has
-others, its help says so.
+configuration file cannot be used, and 130 if Ctrl-C interrupted it. If a
+command has others, its help says so.
 """
 
 app = typer.Typer(

@@ -102,7 +102,8 @@ def run(
     episode is left without a result.
 
     At Ctrl-C no further episodes are started, and the command ends when the
-    running ones have ended. A second Ctrl-C cancels them.
+    running ones have ended. A second Ctrl-C cancels them. The exit status is
+    then 1, too, if an episode is left without a result.
     """
     from grue.cli.fleet import FleetRunOptions, print_plan, run_fleet
 
@@ -144,11 +145,13 @@ def retry(
 _WHERE = typer.Option(
     "",
     metavar="CONDITION",
-    help='Fork only turns that meet this condition, such as "tool ~ ^shop and calls > 3". A '
+    help='Fork only turns that meet this condition, such as "tool ~ shop and calls > 3". A '
     "condition is one or more tests NAME OPERATOR VALUE, joined by `and`. The operators are =, !=, > "
     "and <, and ~ for a regular expression. The names are:\n\n"
-    "tool: a tool that the turn called, such as shop.list. One such call is enough.\n\n"
-    "error: the text of an error of a tool call.\n\n"
+    "tool: the name of a tool that the turn called: mcp.shop.list for the tool list of an MCP server "
+    "shop, shop.list for one of your Python functions. One call that fits is enough; with != no call "
+    "may have this name.\n\n"
+    "error: the text of an error of a tool call. One that fits is enough, too.\n\n"
     "calls: how many tool calls the turn made.\n\n"
     "requests: how many requests to the model it made.\n\n"
     "model, system, user, answer: the model's name, the system prompt, the user's text, and the "

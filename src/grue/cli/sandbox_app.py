@@ -94,10 +94,10 @@ def sandbox_learn(
     read_file {"path": "notes.txt"}
 
     The command prints {"sandbox": ...}. Copy what is between the outer braces
-    into the server's entry in mcp_config.json. Check it before: if the server has
-    read six or more files of a folder, or one of a folder of packages, such as
-    node_modules, the sandbox permits reading all of the folder (but never all of
-    /tmp or of your home folder).
+    into the server's entry in mcp_config.json. Check it before you copy it. It
+    permits reading a whole folder if the server has read six or more of its
+    files, or a single file if it is a folder of packages, such as node_modules
+    (but never all of /tmp or of your home folder).
 
     The exit status is 1 if a call fails.
     """

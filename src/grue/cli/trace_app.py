@@ -88,7 +88,7 @@ def trace_show(
         "--follow",
         "-f",
         help="After the recorded messages, print new ones as they come, until the episode ends or "
-        "you press Ctrl-C.",
+        "you press Ctrl-C, which ends it with status 0.",
     ),
     as_json: bool = JSON_LINES,
     width: int | None = _WIDTH,
@@ -133,15 +133,17 @@ def trace_cache(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
     A provider's prompt cache can serve the beginning of a prompt, as far as it is
-    the same as that of an earlier prompt. For each request, the command names the
-    first difference from the most similar earlier prompt, and the message that
-    caused it. The last three columns of the table are:
+    the same as that of an earlier prompt. If a request does not repeat all of the
+    most similar earlier prompt, it breaks off: the command names the first
+    difference, and the message that caused it. The last three columns of the
+    table are:
 
     repeats: how much of the prompt a cache could serve.
 
     cached: how much of the prompt came from the cache, as the provider says.
 
-    again: about how many tokens have to be paid again because of the difference.
+    again: about how many tokens have to be paid again because of the difference;
+    empty if the request does not break off.
     """
     from grue.cli.trace import cache
 
@@ -175,7 +177,8 @@ def trace_diff(
 ) -> bool:
     """Show the first difference between two traces. Ids, times and message numbers are not compared.
 
-    The exit status is 0 if there is no difference, and 1 if there is one.
+    The exit status is 0 if there is no difference, and 1 if there is one, or if a
+    trace cannot be read.
     """
     from grue.cli.trace_views import diff
 
@@ -222,8 +225,8 @@ def trace_serve(
 ) -> None:
     """Serve a web page that shows an episode, also while the episode runs.
 
-    The command ends at Ctrl-C. Only this machine can reach the page, and only at
-    the printed address, which has a random part.
+    The command ends at Ctrl-C, with status 0. Only this machine can reach the
+    page, and only at the printed address, which has a random part.
     """
     from grue.cli.trace_views import serve
 
