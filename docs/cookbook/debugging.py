@@ -1,7 +1,7 @@
 """The trace of a wrong answer shows what the model read and said. A fork runs the turn with another prompt.
 
-The fork takes tool results from the trace, and calls no tool. `grue trace html RUN` shows a trace as a
-page.
+The fork takes tool results from the trace, and calls no tool. If it asks for a call that the trace does not
+have, it ends with `ForkMissed`. `grue trace html RUN` shows a trace as a page.
 """
 
 import os

@@ -1,7 +1,7 @@
 """A program that records its own decisions, as facts, in the same trace as the model's messages.
 
-When `record` returns, the fact is in the trace file. `grue trace show runs/house` prints it between the
-messages.
+When `record` returns, the fact is in the trace file, unless the disk is slow. `grue trace show runs/house`
+prints it between the messages. The folder must not have a trace yet: remove it before a second run.
 """
 
 import os

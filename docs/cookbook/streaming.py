@@ -1,4 +1,4 @@
-"""The text of the answer is printed as it arrives.
+"""The model's text is printed as it arrives, without its reasoning.
 
 If grue has to ask again, for instance because the connection broke, a delta has `restart`. The program then
 begins a new line, and prints the reply from its beginning.
@@ -12,9 +12,10 @@ from grue.messages import TextDelta
 
 
 def show(delta: TextDelta) -> None:
-    """Print a piece of the answer."""
-    sys.stdout.write("\n" if delta.restart else delta.text)
-    sys.stdout.flush()
+    """Print a piece of the answer; leave out the model's reasoning."""
+    if delta.part == "content":
+        sys.stdout.write("\n" if delta.restart else delta.text)
+        sys.stdout.flush()
 
 
 llm = LlmSettings(base_url=os.environ["LLM_URL"], model=os.environ["LLM_MODEL"])
