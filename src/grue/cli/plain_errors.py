@@ -1,4 +1,4 @@
-"""Report errors as sentences instead of tracebacks, and exit with 1, 2 or 130."""
+"""Report grue's and the system's errors as sentences instead of tracebacks, and exit with 1, 2 or 130."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ class Commands(TyperGroup):
     """A group of commands that reports errors as sentences, with control characters and secrets replaced."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command. For an unknown name, suggest what `_MEANT` has for it, if it is in this group."""
+        """Find the command. If the name is unknown, the error may suggest what `_MEANT` has for it."""
         try:
             return super().resolve_command(ctx, args)
         except _UsageError as error:

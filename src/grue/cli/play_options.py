@@ -53,7 +53,7 @@ RECORDED = ("game", *ASKED, "turns", "seed", "turn_timeout_s", "interpreter")
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
-    """Return the options for resuming an episode: those of its first run, but the last limit of turns.
+    """Return the options for resuming an episode: those of its first run, with the last limit of turns.
 
     New values of `turns` and `turn_timeout_s`, and options that are not in `RECORDED`, come from `options`.
     """

@@ -60,7 +60,7 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
 
     The project's file is used if a setting turns MCP on, or if it exists and pyproject.toml does not have
     `enabled = false`. A server with an unusable value, such as a `${VAR}` that is not set, goes into
-    `unusable`. An invalid file raises `MCPConfigError`.
+    `unusable`. If the file is missing or invalid, `MCPConfigError` is raised.
     """
     servers: dict[str, McpServer] = {}
     unusable: dict[str, str] = {}

@@ -34,7 +34,7 @@ class _Result(Struct):
 def list_runs(folder: Path) -> None:
     """Print the episodes in `folder` and its subfolder `runs`, latest first.
 
-    If `folder` is `runs`, also print those in the working directory.
+    If `folder` is `runs`, the working directory takes the place of the subfolder.
     """
     found = _episodes(folder, Path() if folder == RUNS else folder / RUNS)
     width = max(len(shown_path(path)) for path in found)

@@ -21,7 +21,7 @@ def from_here(path: Path, here: Path | None = None) -> Path:
 
 
 def grue_from(folder: Path) -> str:
-    """Return the command that starts grue from `folder`: `grue`, or the running `grue` if PATH has none."""
+    """Return the command that starts grue from `folder`: `grue`, or its path if known and not on PATH."""
     called = Path(sys.argv[0])
     if called.name != "grue" or shutil.which("grue") is not None:
         return "grue"
@@ -65,5 +65,5 @@ def shown_path(path: Path) -> str:
 
 
 def shown_argument(path: Path) -> str:
-    """Return a path as an argument of a command for the user to copy: quoted if a shell would split it."""
+    """Return a path as an argument of a command for the user to copy, quoted if necessary."""
     return printable(quote(str(path)))

@@ -84,7 +84,8 @@ def write(
     """Approve the tools that servers list now, and return the changes to the file, server by server.
 
     `shown` has the same tools without secrets, for the texts in the file. `keep` names servers whose digests
-    stay although they are not in `tools_by_server`, such as a server that could not be started.
+    stay although they are not in `tools_by_server`, such as a server that could not be started. The digests
+    of all other servers are removed.
     """
     before = read_tool_lock(path) or ToolLock()
     listed = {name: tuple(tools) for name, tools in tools_by_server.items()}

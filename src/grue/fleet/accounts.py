@@ -70,7 +70,7 @@ class Accounts:
         self._ledger.close()
 
     def costs(self) -> Costs:
-        """Return the cost of all requests so far; if requests have no limits, only that of earlier runs."""
+        """Return the cost of ended requests; if requests have no limits, only of those of earlier runs."""
         return Costs(self.broker.spent, self.broker.overloads, self.broker.refused)
 
     async def admitted(self, wanted: WantedRequest) -> Reservation | str:
@@ -201,7 +201,7 @@ def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
 
 
 def read_ledger(folder: FleetFolder) -> Amount:
-    """Sum up a ledger; raises `FleetError`. A request without a `settled` line counts as reserved."""
+    """Sum up a ledger; raises `FleetError`. A request without a `settled` line costs its reservation."""
     open_: dict[str, Amount] = {}
     spent = Amount()
     for line in _lines(folder.path / LEDGER):

@@ -1,7 +1,7 @@
 """Play an episode with the agent loop: give the case's `inputs` (texts) to a model, one after another.
 
-The scores: `score` (1: the last answer contains `expected`, a text or a number; none without `expected`),
-`requests` and `tool_calls`. An interrupted attempt is played again from its first input.
+The scores: `requests`, `tool_calls` and, if the case has `expected` (a text or a number), `score`: 1 if the
+last answer contains it, else 0. An interrupted attempt is played again from its first input.
 """
 
 from pathlib import Path

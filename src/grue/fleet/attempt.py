@@ -78,7 +78,7 @@ class Job(Task, frozen=True, kw_only=True):
 
 
 def run_attempt(job: Job) -> AttemptEnd:
-    """Make an attempt, and record what the work returns or raises; `FleetError` if that is impossible."""
+    """Make an attempt, and record its end unless it waits for a batch. May raise `FleetError`."""
     known = find_work(job.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
@@ -212,7 +212,7 @@ class _Bounded(io.FileIO):
 
 @contextlib.contextmanager
 def _output_in(attempt: Path) -> Iterator[None]:
-    """Redirect what the work prints to a file, so that it does not disturb the driver's progress display."""
+    """Let a file take what the work prints, so that it does not disturb the driver's progress display."""
     path = attempt / _OUTPUT
     file = io.TextIOWrapper(io.BufferedWriter(_Bounded(path, "w")), encoding="utf-8", errors="replace")
     with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
@@ -225,7 +225,7 @@ def _output_in(attempt: Path) -> Iterator[None]:
 
 
 def _answering_model(trace: Path) -> str:
-    """Return the model that answered last; empty if there is no trace, or its last MiB does not name it."""
+    """Return the model that answered last, if the last MiB of the trace names it; otherwise an empty text."""
     try:
         if not trace.is_file():  # a named pipe, which the work may have made, would block `open`
             return ""
@@ -269,7 +269,7 @@ class Engine(Protocol):
         """The queue that gets one `Ended` for each submitted job, when the job's attempt has ended."""
 
     def costs(self) -> Costs:
-        """Return the cost of all requests so far; if requests have no limits, only that of earlier runs."""
+        """Return the cost of ended requests; if requests have no limits, only of those of earlier runs."""
 
     def submit(self, job: Task) -> None:
         """Queue an attempt for the next free slot. If the engine has failed, report `Lost("unable")`."""

@@ -6,12 +6,12 @@ The broker is a pure state machine: it gets the time as an argument, and never w
   of every limit. If it may fit once the real cost of the requests under way is known, the request waits;
   otherwise it is refused. If a worker is lost, its reservations count as spent.
 - In each second about a sixtieth of `requests_per_minute` starts, because some endpoints count by the second.
-  The time between two may be as short as a quarter of the average, so that a busy machine can catch up.
+  At high rates, the time between two may be a quarter of the average, so that a busy machine can catch up.
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
-  a full window has succeeded (slow start). A status 429, 503 or 529 halves it; from then on it grows by one
-  for each full window. After such a status, no request starts for at least 1 s, and for as long as
-  `Retry-After` says, up to 10 minutes.
+  a full window has succeeded (slow start). A status 429, 503 or 529 halves it, at most once a second; from
+  then on it grows by one for each full window. After such a status, no request starts for at least 1 s, and
+  for as long as `Retry-After` says, up to 10 minutes.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from grue.transports.llm.exchange import (
 #
 # An episode with two servers holds a place for the first while it asks for the second. If every worker did
 # that with the last free places, all would wait for ever. So a worker's first server reserves all places that
-# its episode needs (`an_episode`). A worker that starts more may have to wait, for 30 s (`accounts.py`).
+# its episode needs (`an_episode`). If it wants more, it may be refused after 30 s (`accounts.py`).
 
 
 class ServerCap(Struct, frozen=True, kw_only=True):
@@ -123,9 +123,9 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     Attributes:
         money_usd: US dollars. A request whose price and `max_tokens` are known starts only if the most that
-            it can cost fits into the rest of the limit, so such requests never exceed the limit. A request
-            whose price or `max_tokens` is unknown starts only if `requests` is set too; its cost is counted
-            afterwards, as far as it is known then.
+            it can cost, counting each byte of its prompt as a token, fits into the rest of the limit. A
+            request whose price or `max_tokens` is unknown starts only if `requests` is set too; its cost is
+            counted afterwards, as far as it is known then.
         tokens: The most tokens of all prompts and replies.
         prices: Prices by model's name or pattern (`gpt-*`).
 
@@ -230,7 +230,7 @@ class NotYet(Struct, frozen=True):
 
 
 class Refused(Struct, frozen=True):
-    """The request must not start, now or later. `why` is a sentence."""
+    """The request must not start, now or later. `why` is the reason."""
 
     why: str
 
@@ -248,7 +248,7 @@ class Broker(Struct):
     window: float = SLOW_START  # how many requests the endpoint seems to take at one time
     overloads: int = 0
     paused_until: float = -math.inf  # monotonic seconds; no request starts before
-    refused: str = ""  # why `ask` refused a request last; empty: it never did
+    refused: str = ""  # which limit was used up when `ask` last refused a request for that; empty: none
     _slow_start: bool = True
     _short: bool = False  # whether the window was full lately
     _starts: deque[float] = field(default_factory=deque)

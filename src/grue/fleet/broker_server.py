@@ -68,7 +68,7 @@ def folder_for_sockets() -> str:
 
 
 class BrokerServer:
-    """Serves the broker to a driver's workers, within a `with` block; raises `FleetError` for the ledger."""
+    """Serves the broker to a driver's workers, in a `with` block. `FleetError`: the ledger is unusable."""
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self.accounts = Accounts(folder, limits)
@@ -167,7 +167,7 @@ class BrokerLink:
         threading.Thread(target=self._read, name="grue fleet link", daemon=True).start()
 
     async def admit(self, wanted: WantedRequest | None = None) -> "Claim | str":
-        """Wait until a request, or (`None`) a server, may start; return the permission or a reason."""
+        """Wait until a request or (`None`) a server may start; return a `Claim`, or why it is refused."""
         id_, answer = next(self._ids), Future[str]()
         with self._lock:
             if self._lost:

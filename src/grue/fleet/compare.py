@@ -125,7 +125,7 @@ class Options(Struct, frozen=True, kw_only=True):
     score: str | None = None  # `None`: `score`, or the only score that the episodes have
     lower_is_better: bool = False
     failed_as: float | None = None  # the score of a failed episode; `None`: 0, or an error if lower is better
-    passing: float | None = None  # the worst score that passes; `None`: 1 (or 0) if all are from 0 to 1
+    passing: float | None = None  # the worst score that passes; `None`: see `Passing.of`
     # settings whose equal values make groups of cases that depend on each other
     cluster: tuple[str, ...] = ()
     margin: float | None = None  # the smallest loss that matters; `more_cases` is for it
@@ -142,7 +142,7 @@ class Side(Struct, frozen=True, kw_only=True):
     """One of the two sets of episodes."""
 
     label: str
-    fleet: str = ""  # its folder; empty if the episodes were given without
+    fleet: str = ""  # the folder of its fleet; empty: not known
     episodes: int
     failed: int  # compared episodes that have failed
     missing: dict[str, int]  # not compared, by outcome, or `unscored`, or `earlier` (of an earlier sweep)
@@ -370,7 +370,7 @@ def compare_results(
     labels: tuple[str, str],
     left_out: tuple[int, int] = (0, 0),
 ) -> Comparison:
-    """Compare two sets of episodes. `left_out`: how many episodes each set is without, to be reported."""
+    """Compare two sets of episodes. `left_out`: how many earlier episodes A and B leave out, to report it."""
     score = options.score or _only_score((*first, *second))
     require_score((*first, *second), score)
     failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)

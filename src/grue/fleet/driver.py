@@ -373,7 +373,7 @@ class Driver:
         self._pause_if_all_fail(end)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: AttemptEnd | Lost) -> AttemptEnd | None:
-        """Record how a lost attempt ended (a late one is committed as failed); `None`: it was cancelled."""
+        """Return how an attempt without a commit ended (`None`: cancelled). Record the end if it was lost."""
         if isinstance(ended, AttemptEnd):
             if ended.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended
@@ -431,7 +431,9 @@ class Driver:
 
 
 def stop(path: Path) -> int:
-    """Ask a driver to start no more episodes; a second call cancels all. Return the number of calls."""
+    """Ask a driver to start no more episodes, with a second call also to end the running ones.
+
+    Return the number of calls since the run began."""
     with (path / STOP).open("a") as file:
         file.write("stop\n")
     return _stops(path)

@@ -59,7 +59,7 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
         episode_timeout_s: Time limit of an episode. An episode that takes longer fails. `None`: no limit.
         keep: What stays on disk: `all`, the files of `failed` episodes, or `results` only.
         servers: The cap on MCP server processes of each machine.
-        batching: Send requests through the providers' batch APIs, which answer within a day and cost half;
+        batching: Send requests through the providers' batch APIs, which are cheaper but may take a day;
             `None`: send each request by itself. `Batching.folder` is ignored: the waiting requests are in the
             fleet's folder.
         ray: Address of the Ray cluster, or `auto` for the cluster that runs on this machine; `None`: start a

@@ -109,7 +109,7 @@ def continue_interrupted(episode: Episode) -> bool:
 
 
 def error_of_failed(episode: Episode, said: str) -> MCPError:
-    """Return the failed last turn's error, whose kind decides about another try; else one with `said`."""
+    """Return the error of the last turn, if that turn has failed; otherwise an error with the text `said`."""
     end = last_failure(episode.trace)
     return MCPError(said) if end is None else error_for(end)
 

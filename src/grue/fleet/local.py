@@ -91,7 +91,7 @@ class LocalEngine:
         self._thread.start()
 
     def costs(self) -> Costs:
-        """Return the cost of all requests so far; if requests have no limits, only that of earlier runs."""
+        """Return the cost of ended requests; if requests have no limits, only of those of earlier runs."""
         return self._broker.accounts.costs()
 
     def submit(self, job: Task) -> None:

@@ -54,7 +54,7 @@ _UNLIMITED = sys.maxsize
 
 
 class FakeChannel(Mailbox[M]):
-    """The mailbox of an actor whose part the test plays, full with `bound` messages (`None`: never)."""
+    """The mailbox of an actor whose part the test plays. It holds `bound` messages (`None`: any number)."""
 
     # An ask gets a reply only if the test calls `answers` before it, or `reply` after it. `close` makes later
     # sends fail with `MailboxClosed`; `abandon` also fails the asks that wait for a reply.
@@ -239,7 +239,7 @@ class ActorHarness:
         self._tasks.start_soon(self._run, actor, name="the harness of " + actor.name)
 
     async def tell(self, body: object, *, sender: str = SENDER, cause: int | None = None) -> list[Any]:
-        """Send a message to the actor, and then do as `idle`.
+        """Send a message to the actor, and let the actor run, as `idle` does.
 
         Raises:
             MailboxClosed: The actor has ended.
@@ -554,7 +554,7 @@ class TraceWatch:
 
         Raises:
             AssertionError: The message was recorded too rarely or too often.
-            TypeError: `kind` is a Struct without such a field.
+            TypeError: `kind` is a Struct that lacks one of the fields.
         """
         found = self._found(kind, fields)
         if (times is None and not found) or (times is not None and len(found) != times):
@@ -567,7 +567,7 @@ class TraceWatch:
 
         Raises:
             AssertionError: Such a message was recorded.
-            TypeError: `kind` is a Struct without such a field.
+            TypeError: `kind` is a Struct that lacks one of the fields.
         """
         found = self._found(kind, fields)
         if found:

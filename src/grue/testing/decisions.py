@@ -34,7 +34,7 @@ def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
     """Check that a turn made the `expected` tool calls, in this order, and no others.
 
     Raises:
-        AssertionError: The turn made other calls; the text names the first call that differs, and how.
+        AssertionError: A call differs, is missing or is one too many; the text names the first such call.
     """
     for number, call in enumerate(outcome.tool_calls, start=1):
         if number > len(expected):

@@ -116,7 +116,7 @@ class MockMCPManager:
         """Record a call and return the tool's result.
 
         Raises:
-            TimeoutError: `set_timeout` was called for the tool.
+            TimeoutError: The tool's result was last set by `set_timeout`.
         """
         self.calls.append((tool_name, dict(arguments)))
         await asyncio.sleep(0)

@@ -122,9 +122,9 @@ class FakeToolServer:
         """Record a call and return the tool's next result, or raise its error.
 
         Raises:
-            ToolTimedOutError: `times_out` was called for the tool.
-            ToolRefusedError: The tool is not listed, or `refuses` was called for it.
-            ServerFailed: `dies` was called for the tool.
+            ToolTimedOutError: The tool's next result was set by `times_out`.
+            ToolRefusedError: The tool is not listed, or its next result was set by `refuses`.
+            ServerFailed: The tool's next result was set by `dies`.
         """
         await anyio.lowlevel.checkpoint()
         self.calls.append((tool, arguments))

@@ -4,8 +4,8 @@
 script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take lamp")]
 ```
 
-A fault that changes a given reply works with whole replies and with streams, in every format. Only
-`error_in_stream` and `garbage_in_stream` leave a whole reply as it is.
+The faults that take a reply work in every format, whether the reply is streamed or not. Only
+`error_in_stream` and `garbage_in_stream` change nothing in a reply that is not streamed.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ def dripping(reply: LlmReply = _GOOD_REPLY, *, size: int = 1, every_s: float = 0
 
 
 def reset(reply: LlmReply = _GOOD_REPLY, *, after: float | None = None) -> LlmReply:
-    """Reset the connection (RST) after the fraction `after` of the body or events; `None`: at once."""
+    """Reset the connection (RST) after the fraction `after` of the body or events; `None`: send nothing."""
     return replace(reply, then="reset", after=after, body=b"" if after is None else reply.body)
 
 
 def broken_off(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Close the connection after the fraction `after` of the body or of the events; a client can see that."""
+    """Close the connection after the fraction `after` of the body or events, before the reply is complete."""
     return replace(reply, then="drop", after=after)
 
 
@@ -85,7 +85,7 @@ def empty(status: int = 200) -> LlmReply:
 
 
 def compressed(reply: LlmReply = _GOOD_REPLY, *, stages: int = 1) -> LlmReply:
-    """Compress the body or the stream with gzip, `stages` times."""
+    """Compress the body, or each event of a stream, with gzip, `stages` times."""
     coding = ", ".join(["gzip"] * stages)
     return replace(reply, headers={**reply.headers, "Content-Encoding": coding}, gzip=stages)
 

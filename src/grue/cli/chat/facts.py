@@ -61,7 +61,7 @@ class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
         return f"turn {self.turn} is no longer part of the conversation{remains}"
 
     def severity(self) -> Severity:
-        """Return `warn` if the turn has called tools, whose effects remain."""
+        """Return `warn` if the turn has called tools, whose effects remain; otherwise an empty text."""
         return "warn" if self.calls else ""
 
 

@@ -175,7 +175,7 @@ _ANSWER_CHARS = 1000
 
 
 class Person:
-    """Asks the person at the terminal. `reader()` reads an answer. `redaction` finds secrets in arguments."""
+    """Asks the person at the terminal. `reader()` returns what reads the answers."""
 
     def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:
         self._reader = reader
@@ -188,7 +188,7 @@ class Person:
         reader = self._reader()
         if not reader.asks:
             return question.deny(NOBODY)
-        # If the server changes the tool's definition, the person is asked again.
+        # If the tool's definition changes, the person is asked again, even after "always".
         tool = (question.name, question.definition_digest)
         if tool in self._always:
             return question.approve()
