@@ -1,8 +1,8 @@
 """Expand `${...}` in configuration values, and read the variables of an `envFile`.
 
 `${VAR}`, `${VAR:-default}` and `${env:VAR}` read the environment; `${workspaceFolder}`, `${userHome}` and
-`${grueServers}` are folders. As in a shell, a default also replaces an empty variable. The value of a variable
-is not expanded again, and never appears in an error.
+`${grueServers}` are folders. As in a shell, a default also replaces an empty variable. A variable's value is
+not expanded again, and never appears in an error.
 
 An `envFile` has one `NAME=value` a line, in the part of the dotenv format on which parsers agree: `#`
 comments, `export`, single quotes (literal), double quotes with escapes, values of several lines in quotes.

@@ -433,7 +433,8 @@ class Driver:
 def stop(path: Path) -> int:
     """Ask a driver to start no more episodes, with a second call also to end the running ones.
 
-    Return the number of calls since the run began."""
+    Return the number of calls since the run began.
+    """
     with (path / STOP).open("a") as file:
         file.write("stop\n")
     return _stops(path)

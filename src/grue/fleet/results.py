@@ -179,7 +179,7 @@ def require_settings(found: Iterable[Result], names: Iterable[str], whose: str =
 
 
 def require_score(found: Iterable[Result], score: str) -> str:
-    """Check that an episode has this score, or none has any. If not, return a warning or raise `FleetError`."""
+    """Check that an episode has this score, or none has any. Return a warning, "", or raise `FleetError`."""
     # Warn only if `score` is the default, which the user may not have chosen.
     known = {name: None for each in found for name in each.scores}
     if not known or score in known:
@@ -301,7 +301,7 @@ class Passing(Struct, frozen=True):
 
     @classmethod
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
-        """Return the rule for `scores`. If `worst` is `None` and all are from 0 to 1, the best one is `worst`."""
+        """Return the rule for `scores`. If all are from 0 to 1, the default of `worst` is the best, 1 or 0."""
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):
             worst = 0.0 if lower_is_better else 1.0
