@@ -413,7 +413,7 @@ def _tools(
 
 
 def saved_when_called(server: McpServer, opened: m.SessionOpened) -> Iterator[str]:
-    """Say how much time "start": "when_called" would save, if the server does not start like this already."""
+    """Say how much time "start": "when_called" would save, if it is much and turns wait for the server."""
     if opened.elapsed_s < _NOTICED_S or server.options.start in ("beside", "when_called"):
         return
     took = f"{opened.elapsed_s * 1000:.0f} ms"

@@ -119,7 +119,7 @@ def read_sweep(path: Path) -> Sweep:
     """Read a sweep from a TOML file, and check it.
 
     Raises:
-        MCPConfigError: The file is missing or not UTF-8.
+        MCPConfigError: The file is missing or cannot be read as text.
         FleetError: The file is not TOML, or a key or a value is wrong; the text usually names line and key.
     """
     path = as_path(path, "read_sweep()")

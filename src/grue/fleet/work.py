@@ -153,7 +153,8 @@ def work(
         version: Version of the work. Change it when the work changes: then all episodes are played again.
         files: Names of settings whose values are paths of files, or lists of paths. Their content belongs to
             the episode's identity. `None`: `game_file`, `tool_lock` and `mcp_config`.
-        scores: The names of the scores that the work returns; other names fail the episode. Empty: any names.
+        scores: The names of the scores that the work returns. If it returns other names, or not all of them,
+            the episode fails. Empty: any names.
         settings: A msgspec `Struct` with the settings that the work takes, to find a wrong one early.
         complete: Returns a case's settings together with those that the work would read from elsewhere, such
             as the model in a configuration file. They belong to the episode's identity.
@@ -244,7 +245,7 @@ def _from_file(path: Path) -> Any:
 
 
 def contains(answer: str, expected: str | float) -> bool:
-    """Return whether an answer contains the expected text, ignoring case, or number (17 is not in 117)."""
+    """Return whether an answer contains the expected number (17 is not in 117) or text (ignoring case)."""
     said = str(expected).strip().casefold()
     if isinstance(expected, str):
         return said in answer.casefold()

@@ -162,9 +162,9 @@ class Asked:
 class ActorHarness:
     """Runs one actor. Use it as an async context manager inside a test with `@virtual_time`.
 
-    At the end of the `async with` block, the harness closes the actor's mailbox and waits until the actor has
-    handled the messages in it, as a supervisor does. If the block raises an exception, the harness cancels
-    the actor instead.
+    At the end of the `async with` block, the harness closes the actor's mailbox and lets the actor handle the
+    messages in it, for at most `stop_grace_s`, as a supervisor does. If the block raises an exception, the
+    harness cancels the actor instead.
 
     Args:
         stop_grace_s: How many seconds of virtual time a stopped actor may take to end before it is cancelled.
