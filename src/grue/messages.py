@@ -1,9 +1,9 @@
 """All messages of a turn: their fields, units, senders and receivers.
 
-The messages are the interface between the actors, and a trace consists of them. A command is imperative and
-goes to one actor (`CallTools`). An event is past tense and reports the result of a command (`ToolTimedOut`).
-A note is only recorded in the trace (`IterationStarted`). The tag of each message is its class's name, so
-this module is also the schema of the trace file. A renamed class must keep its old tag, for old traces.
+The messages are the interface between the actors, and a trace consists of them. A command is imperative
+(`CallTools`). An event is past tense and reports what happened (`ToolTimedOut`). A note is only recorded in
+the trace (`IterationStarted`). The tag of a message is the name of its class, or the old name if the class
+was renamed, because old traces contain it. So this module is also the schema of the trace file.
 
 ```
 host ── RunTurn ──▶ agent ── CheckToolSupport ────▶ llm       ▶ ToolSupportChecked
@@ -150,7 +150,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         description: The server's text for the model; untrusted.
         input_schema: JSON Schema of the arguments, an object schema.
         output_schema: JSON Schema of the structured result, if the server declares one.
-        full_name: The canonical name, as for built-in tools; empty: it is `{server}.{tool}`.
+        full_name: The canonical name, if it is not `{server}.{tool}`, as for built-in tools; else empty.
         annotations: The server's statements about the tool's behaviour; untrusted. `None`: no statements.
         trusted: grue trusts the annotations: the tool lock holds this definition, or the tool is built in.
         boxed: grue runs the tool's server in a box (a sandbox), and this machine enforces all of its limits.
@@ -204,7 +204,7 @@ class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tool call as its session gets it: the model's arguments have been parsed into a JSON object.
+    """A tool call as its session gets it: the arguments have been parsed into a JSON object.
 
     Attributes:
         task: The server's task for this call, if an earlier process has sent the call already. Then the
@@ -228,7 +228,7 @@ class ToolCallResult(Struct, frozen=True, gc=False):
         is_error: The call failed, or the tool reported an error.
         error_message: The error, for the model. Set if `is_error` is set.
         blocks: If `content` is structured content: the images, audio, links and resources that the server
-            sent in addition. For a call outside a turn: all blocks that the server sent. Else empty.
+            sent in addition. For a call outside a turn: all blocks that the server sent.
 
     Source: R11
     """
@@ -327,7 +327,7 @@ class SystemText(Struct, frozen=True, tag="system", omit_defaults=True, gc=False
 
 
 class UserText(Struct, frozen=True, tag="user", omit_defaults=True, gc=False):
-    """The host's text for the model.
+    """A text in the role of the user, mostly the host's.
 
     Attributes:
         attachments: Images. An endpoint that does not support an image gets a description instead.
@@ -341,7 +341,7 @@ class UserText(Struct, frozen=True, tag="user", omit_defaults=True, gc=False):
 
 
 class AssistantText(Struct, frozen=True, tag="assistant"):
-    """An assistant's text in an MCP sampling request; the server has written it."""
+    """A text in the assistant's role that is no reply of the model, such as one in a sampling request."""
 
     text: str
 
@@ -491,7 +491,7 @@ _MAX_LAST_WORDS = 200
 
 
 class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
-    """The failure of a completion, after all tries.
+    """The failure of a completion, or of one try that is followed by another (`CompletionRetried`).
 
     Attributes:
         kind: `refused`: a retry would not help (key, credit, model). `invalid_reply`: the reply cannot be

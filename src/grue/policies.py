@@ -154,9 +154,9 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         tools: Patterns of canonical names (`server.tool`), of which one has to match. `*` stands for any
             characters, `?` for one, `[ab]` for one of a set. Upper and lower case differ.
-        read_only: Match only tools with this annotation; `None`: any. A missing annotation has the default
-            of the MCP specification: not read-only, destructive, not idempotent, open world. A read-only tool
-            always counts as idempotent and not destructive.
+        read_only: Match only tools whose annotation has this value; `None`: any. A missing annotation has the
+            default of the MCP specification: not read-only, destructive, not idempotent, open world. A
+            read-only tool always counts as idempotent and not destructive.
         destructive: As `read_only`.
         idempotent: As `read_only`.
         open_world: As `read_only`.
@@ -189,8 +189,8 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
         rules: The first rule that matches a tool decides. A tool that no rule matches is allowed.
         trusted: Servers whose annotations are trusted. Annotations of the host's own functions, and those in
             the tool lock, are always trusted. All others can only make the verdict stricter.
-        parking: If nobody answers (no `approve` callback, or it returns `None`), the turn ends;
-            `Runner.resume` continues it. Requires a trace file. `False`: the call is denied then.
+        parking: What follows if nobody answers (no `approve` callback, or it returns `None`). `True`: the
+            turn ends, and `Runner.resume` continues it; requires a trace file. `False`: the call is denied.
         park_for_s: Seconds after which a parked question expires and its call is denied. `None`: never.
     """
 
@@ -535,7 +535,7 @@ OnToolDrift = Literal["ignore", "report", "refuse"]
 """How to treat a tool that differs from the tool lock. Only `refuse` withholds it from the model."""
 
 OnFirstConnect = Literal["raise", "disable"]
-"""What follows a failed first connect: an error, or an episode without the server's tools."""
+"""What follows a failed first connect: an error, or a turn without the server's tools."""
 
 
 class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=False):

@@ -684,7 +684,7 @@ class EndpointActors(Struct, frozen=True):
     endpoint: LlmEndpoint
     lent: LentConversation | None = None
     on_sent: Callable[[], None] | None = None
-    first: Envelope[m.LlmCommand] | None = None  # the recorded request of a resumed turn
+    first: Envelope[m.LlmCommand] | None = None  # a recorded request that the actor carries out first
     begins: LlmEndpoint | None = None
 
     def __call__(

@@ -1,7 +1,7 @@
 """MCP sampling: answers the requests of servers for a completion of the host's model.
 
 Each request has a conversation and an LLM actor of its own, so a slow completion delays neither the turn nor
-other servers. The requests of one server are answered one at a time, and end with the request or its server.
+other servers. The requests of one server are answered one at a time.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
 
 
 def unusable_answer(answer: object) -> str:
-    """Return an error text if `answer` is recognised as no type and no `AnswerSpec`, else an empty text."""
+    """Return advice if `answer` is clearly neither a type nor an `AnswerSpec`; otherwise an empty text."""
     if isinstance(answer, Mapping):
         return "answer= wants a type; for a JSON schema, answer=AnswerSpec(json.loads, schema={...})"
     if isinstance(answer, str | bytes | int | float | list | tuple | set | FunctionType | Struct):
@@ -204,7 +204,7 @@ def unusable_answer(answer: object) -> str:
 
 
 class _Reader:
-    """Reads the values of one type from a model's text. `schema` is always the schema of an object."""
+    """Reads the values of one type from a model's text. Its attribute `schema` describes an object."""
 
     def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:
         self.name = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:64] or "answer"
@@ -215,7 +215,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return the likeliest value of the type that `text` contains as JSON, or raise `ValueError`."""
+        """Find a value of the type in `text`, the likeliest first; raises `ValueError` if there is none."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:

@@ -117,7 +117,7 @@ class Approval(Struct, frozen=True):
 
     @property
     def trace(self) -> Path | None:
-        """The trace from which turns are resumed; `None`: turns are not parked."""
+        """The trace from which turns are resumed; `None`: turns are not parked, or no trace is written."""
         writer = None if self.parking is None else self.parking.writer
         return None if writer is None else writer.place
 
@@ -306,9 +306,9 @@ NOT_SHOWN = "its arguments are too long to be shown whole, so nobody can approve
 def ask_at_terminal(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDecision]:
     """Ask about each call on standard error, and read a line with `y` or `n` from standard input.
 
-    Pass this function to a runner: `Runner(approve=ask_at_terminal)`. If standard input or standard error is
-    not a terminal, or the input ends, every call is denied. The arguments are shown whole; a call whose
-    arguments are too long to show is denied. What was typed before a question is on the screen is discarded.
+    Pass this function to a runner: `Runner(approve=ask_at_terminal)`. A call is denied if standard input or
+    standard error is not a terminal, if the input has ended, or if the arguments are too long to be shown
+    whole. What was typed before a question is on the screen is discarded.
     """
     return [_ask(question) for question in questions]
 

@@ -1,6 +1,6 @@
 """Run many turns in parallel and yield their results in order: the work behind `Runner.map`.
 
-Requests and results are in memory for at most `2 * concurrency` turns, so a batch need not fit in memory.
+Of at most `2 * concurrency` turns at a time, `run_batch` holds the requests or results in memory.
 """
 
 import contextlib
@@ -166,7 +166,7 @@ def asks_the_same(one: m.RunTurn, other: m.RunTurn) -> bool:
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """Settings of `Runner.map`: up to `concurrency` turns run at once, in the `Episode` of `begin`."""
+    """Settings of `Runner.map`: up to `concurrency` turns run at once, in the `Episode` from `begin`."""
 
     begin: Callable[[], Episode]
     settings: TurnSettings
@@ -196,14 +196,14 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
                 episode.expects_turns = False
             if not waiting:
                 return
-            item = _item(*waiting[0])  # after a Ctrl-C here, all turns clean up before it is raised
+            item = _item(*waiting[0])  # a Ctrl-C here is raised after all turns have cleaned up
             waiting.popleft()
             yield item
     finally:
         end_turns(episode, [each for _, each in waiting if isinstance(each, Call)])
 
 
-@defer_interrupts()  # or an item would take what a signal handler of the host's raises
+@defer_interrupts()  # otherwise an exception of the host's signal handler would end up in an item
 def _start(index: int, request: TurnRequest[T] | str, batch: Batch, episode: Episode) -> _Started[T]:
     try:
         request = as_request(request)

@@ -89,7 +89,7 @@ class Episode:
             return self.submit(work, beside=beside).wait(force_kill=self._registry.kill_now)
 
     async def call_async(self, work: Work[T], *, beside: bool = False) -> T:
-        """Submit work and await its end in the caller's loop. A cancellation waits for the clean-up."""
+        """Submit work and await its end in the caller's loop. A cancellation gives the clean-up some time."""
         self.loop.loop_thread.refuse_waiting()
         call = self.submit(work, beside=beside)
         # A separate limiter, so that the waiting thread takes no place in the default limiter of this loop.
@@ -116,7 +116,7 @@ class Episode:
                 self._slots.append(slot)
 
     def _expects_turn(self, pool: SessionPool) -> bool:
-        """Return whether a further turn will need sessions of `pool`."""
+        """Return whether a further turn is expected to use sessions of `pool`."""
         if self.expects_turns:
             return True
         others = sum(each is not pool and each.has_spares for each in self._pools)
@@ -317,7 +317,7 @@ class CurrentEpisode:
             raise TurnCancelled(ErrorTexts().ended_early) from None
 
     def _until_closed(self, work: Work[T], resources: TurnResources) -> Awaitable[T]:
-        """Do `work` in a loop that is not an episode's, so that `close` can cancel it."""
+        """Do `work` in a loop that is not an episode's. `close` can cancel it."""
         alone = Interruptible()
         with self._lock:
             self._alone.add(alone)

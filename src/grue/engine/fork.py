@@ -2,7 +2,7 @@
 
 A turn can be forked only where a single message decides what happens next: before a request to the model, and
 between a reply and its tool calls or the check of its answer. From there on the turn runs like any other, but
-its tool calls get the recorded results (`engine/recorded_tools.py`).
+a tool call that the record has a result for gets that result (`engine/recorded_tools.py`).
 """
 
 import math
@@ -107,7 +107,7 @@ class _Place(Struct, frozen=True):
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """The messages of a recorded turn, and of the `earlier` turns of its conversation."""
+    """The messages of a recorded turn; if it continues a conversation, also the trace's `earlier` ones."""
 
     path: Path
     episode: str
@@ -147,14 +147,14 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
     def asks(self, place: _Place) -> m.ModelAsked | None:
-        """Return the model that a fork at `place` asks, unless the fork sets another; `None`: not known."""
+        """Return the model that the recorded turn asked, as it was asked at `place`; `None`: not known."""
         asks: m.ModelAsked | None = None
         for each in self.envelopes:
             before = each.seq <= place.event.seq
             match each.body:
                 case m.RunTurn(asks=told) | m.TurnForked(asks=told) if told is not None:
                     if not before and asks and (asks.model, asks.address) == (told.model, told.address):
-                        # `told` holds what grue learned after `place`, too, as refused settings: undo that.
+                        # `told` also has what grue learned after `place`, as refused settings: undo that.
                         kept = {name: asks.sampling[name] for name in _refused(told) if name in asks.sampling}
                         sampling = kept | told.sampling
                         told = replace(told, form=asks.form, wire=asks.wire, sampling=sampling)
@@ -267,7 +267,7 @@ def _some(numbers: Collection[int]) -> str:
 
 
 class ForkedRun(HostTurn[T]):
-    """One fork of a turn. The constructor starts nothing; it raises `MCPError` as `Runner.fork`."""
+    """One fork of a turn. The constructor starts nothing; it raises `MCPError` as `Runner.fork` does."""
 
     def __init__(self, asked: ForkRequest, settings: TurnSettings) -> None:
         run = read_run(asked.trace, asked.turn, asked.at)
@@ -324,7 +324,7 @@ class ForkedRun(HostTurn[T]):
         self.started_by = changed
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
-        """Run the turn as `HostTurn.run` does; raises `ForkMissed` at a call that must not be made."""
+        """Run the turn as `HostTurn.run` does; raises `ForkMissed` if the record lacks what it needs."""
         try:
             return await super().run(resources)
         except ApprovalPending as pending:
@@ -368,7 +368,7 @@ def _fork_at(asked: ForkRequest, run: RecordedRun) -> int | None:
 def _replaced_results(
     asked: ForkRequest, record: TurnRecord, place: _Place, run: RecordedRun
 ) -> dict[str, m.ToolCallResult]:
-    """Return the results that the fork replaces, by call; raise `MCPError` for one from before the fork."""
+    """Return the new results, by call id; raise `MCPError` for a call that was settled before the fork."""
     for name in asked.tool_results:
         seq = record.settled[name].seq
         if seq <= place.event.seq:

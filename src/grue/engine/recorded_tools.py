@@ -153,9 +153,10 @@ class TurnRecord:
     def relisted(
         self, server: m.ServerName, call: RecordedCall | None
     ) -> list[tuple[m.ToolDefinition, ...] | None]:
-        """Return, once, the tools listed with the result of `call`, and those when the next batch begins.
+        """Return the tools listed with the result of `call`, and those listed when the next batch begins.
 
-        `None` stands for an unchanged list.
+        If `call` is `None`, the first list is that of the fork's place. A `None` in the answer stands for an
+        unchanged list. Each list is returned only once.
         """
         answers: list[tuple[m.ToolDefinition, ...] | None] = [None, None]
         for each in [] if server in self._listings else self._relistings.pop(server, []):
@@ -186,7 +187,7 @@ class TurnRecord:
         return found
 
     def of_task(self, task: m.ToolTask) -> RecordedCall | None:
-        """Return the recorded call that the server ran as this MCP task."""
+        """Return the recorded call that the server ran as this MCP task; `None`: there is none."""
         tasks = (each for each in self._calls.values() if each.seq and each.call.task == task)
         return next(tasks, None)
 

@@ -1,7 +1,7 @@
 """`Runner`: the public entry for running turns. It holds the settings and passes each turn to an event loop.
 
-Between turns a runner keeps plain data only, unless `keep` says otherwise: the last turn's number, the state
-and the last listing of each server, and what was spent.
+Between turns a runner keeps no session and no event loop, unless `keep` says otherwise. It remembers the last
+turn's number, the state and the last listing of each server, and what was spent.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Runner(AsyncToolAccess, Closing):
 
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of your own. With a list of
-            settings, `[a, b]`, the model of `b` is asked if the model of `a` cannot be asked
+            settings, `[a, b]`, the model of `b` is asked if the model of `a` gives no reply
             (`LlmSettings.then`). A factory's `support_check` says when its actor gets `CheckToolSupport`.
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
@@ -101,15 +101,16 @@ class Runner(AsyncToolAccess, Closing):
         context: How turns stay within the model's context window; `None`: the history is never shortened.
         tool_search: When the model gets `find_tools` and `call_tool` instead of many tools; `None`: never.
         budget: What all turns together may spend; `None`: no limit. A single turn has `limits.budget`.
-        keep: What outlives a turn. `nothing`: one `anyio.run` per turn, and nothing stays alive after it.
+        keep: What outlives a turn. `nothing`: sessions and connections to the model end with the turn.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
             model stay open. `sessions`: also the sessions; all turns share one session per server, and in
             `map` each worker has its own sessions.
         start: When a server starts, unless its own options say when. `before`: before the first request.
             `beside`: at the same time, if the server's tools are known. `beside_if_locked`: at the same time,
-            if the tool lock lists them. `when_called`: at the first call. Two values start servers in advance
-            for the next turn: `after_turn` when a turn has ended, `beside_turn` while a turn waits for its
-            model. `("after_turn", "beside")`: the second value is for servers not started in advance.
+            if the tool lock lists them. `when_called`: at the first call of one of them, if they are known.
+            Two values start servers in advance for the next turn: `after_turn` when a turn has ended,
+            `beside_turn` while a turn waits for its model. `("after_turn", "beside")`: the second value is
+            for servers not started in advance.
 
     Raises:
         MCPConfigError: An argument is invalid, or `keep` and `start` conflict.
@@ -377,7 +378,8 @@ class Runner(AsyncToolAccess, Closing):
                 conversation is taken from this runner, from its file, or from the trace.
 
         Raises:
-            NothingToResume: The trace has no turn that can be resumed, or the turn is running or over.
+            NothingToResume: The trace has no turn that can be resumed, or several, and `turn` is `None`; or
+                the turn is running or over.
             ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
             ChangeRefused: Changed arguments do not fit the tool's input schema. Nothing was started.
             BudgetSpent: The runner's budget is spent. The turn can still be resumed, with a larger budget.
@@ -531,7 +533,7 @@ class Runner(AsyncToolAccess, Closing):
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
             total: Number of requests for the bar, if `requests` has no length, for example a generator.
             batch: A folder, or `Batching`: the model is asked through the provider's batches, which answer
-                within a day and cost half. A turn waits as a file between its requests, and its trace is in
+                later, at a lower price. A turn waits as a file between its requests, and its trace is in
                 the folder. If the process ends early, make the same call again: it goes on from the folder
                 and sends no request twice.
 

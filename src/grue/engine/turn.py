@@ -449,7 +449,7 @@ class RestOfTurn(Spending):
         self.spent = whole.spent.less(counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
-        """Return the turn's budget, at most what is left of `episode`; `BudgetSpent`: nothing is left."""
+        """Return the turn's budget, at most what is left of `episode`; raises `BudgetSpent`."""
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)
 
@@ -519,7 +519,7 @@ class HostTurn(Generic[T]):
     record: TurnsPast | None = None  # recorded events to repeat first
     earlier: EarlierResults | None = None  # a fork's tool results of earlier turns
     begun: History | None = None  # what a resumed turn had added to its conversation before
-    started_by: m.RunTurn | None = None  # made from the recorded `RunTurn`
+    started_by: m.RunTurn | None = None  # made from a recorded `RunTurn`; `None`: made from the request
 
     def __init__(self, request: TurnRequest[T] | str, settings: TurnSettings, memory: EpisodeMemory) -> None:
         self._request = as_request(request)

@@ -64,8 +64,8 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 class EarlyRequest:
     """Holds back texts and imports in a turn whose first request may be sent before the servers have started.
 
-    The texts of the reply are held back because the reply is dropped if the servers list other tools than the
-    request has offered. The import of the MCP client's modules waits until the request is written, because an
+    The texts of the reply are held back because the reply may be dropped if the servers list other tools than
+    the request has offered. The import of the MCP client's modules waits until the request is written: an
     import blocks all threads.
     """
 
@@ -130,7 +130,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     copied: tuple[Envelope[Any], ...] = ()  # messages that the trace repeats
     event: Envelope[Any] | None = None  # the agent gets this next, and performs the commands that follow
     rewrites: tuple[m.HistoryRewritten, ...] = ()  # changes of the history that only the fork makes
-    reopened: Mapping[m.ServerName, m.OpenSession] = {}  # the commands that opened the sessions open now
+    reopened: Mapping[m.ServerName, m.OpenSession] = {}  # opened the sessions that are open at the fork
 
 
 _NO_PAST = TurnsPast()

@@ -334,7 +334,7 @@ class _Rounds(Generic[T]):
             calls.append(self._poll)
         end_turns(self._episode, calls)
 
-    @defer_interrupts()  # or an item would take what a signal handler of the host's raises
+    @defer_interrupts()  # otherwise an exception of the host's signal handler would end up in an item
     def _begin(self, index: int, given: TurnRequest[T] | str) -> None:
         try:
             request = as_request(given)

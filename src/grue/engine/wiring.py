@@ -49,8 +49,8 @@ from grue.transports.mcp.client_options import ClientOptions
 class TurnsUnderWay:
     """The turns of a runner that are running. Thread-safe.
 
-    In a trace, a running turn looks like one whose process was killed; this keeps a process from resuming its
-    own.
+    In a trace, a running turn looks like one whose process was killed. This class keeps a process from
+    resuming a turn that it is running itself.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
         tools: tuple[m.ToolDefinition, ...],
         first: Envelope[m.LlmCommand] | None = None,
     ) -> Wiring:
-        """Return a wiring whose LLM actors continue the conversation `name`, after the request `first`."""
+        """Return a wiring whose LLM actors continue the conversation `name`; they carry out `first` first."""
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
         encoded.offer(tools)

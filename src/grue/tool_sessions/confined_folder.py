@@ -1,7 +1,7 @@
 """`ConfinedFolder`: reads and writes files inside one folder, by paths that come from a model or a tool.
 
-Each folder of a path is opened relative to the one before, and links are not followed. So no other program
-can exchange a folder for a link between the check and the use of a path.
+Each folder of a path is opened relative to the one before, and links are not followed. So it has no effect if
+another program exchanges a folder for a link between the check and the use of a path.
 """
 
 import errno
@@ -138,7 +138,7 @@ class ConfinedFolder:
 
 
 def _is_only_writer(folder: int) -> bool:
-    """Lock an open folder until its descriptor is closed; return whether the lock was free."""
+    """Lock an open folder until its descriptor is closed; return whether it could be locked."""
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:  # another writer holds the lock, or the file system has no locks

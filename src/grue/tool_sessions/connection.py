@@ -76,8 +76,9 @@ class SeenListing(Struct, frozen=True):
 class ToolConnection(Protocol):
     """One connection to a tool server. The same task enters, uses and leaves it.
 
-    Entering the connection starts the server. Leaving it ends the server within a bounded time, also when the
-    task is cancelled. A connection to a session of the pool does neither: the pool starts and ends it.
+    Entering the connection starts the server's process, if it is to have one. Leaving it ends the process
+    within a bounded time, also when the task is cancelled. A connection to a session of the pool does
+    neither: the pool starts and ends the process.
     """
 
     async def __aenter__(self) -> Self:
@@ -87,7 +88,7 @@ class ToolConnection(Protocol):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """End the server; afterwards none of its processes is alive."""
+        """Close the connection. No process that entering it has started is alive afterwards."""
         ...
 
     async def open(self, timeout_s: float) -> Listing:

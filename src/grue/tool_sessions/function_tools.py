@@ -121,7 +121,7 @@ class Parameters:
     def _pydantic(
         self, parameter: inspect.Parameter, kind: Any, fault: TypeError | None
     ) -> PydanticParameter:
-        # imported here, because importing pydantic takes a tenth of a second
+        # imported here, because importing pydantic takes long
         from grue.tool_sessions.pydantic_parameters import PydanticParameter
 
         try:
@@ -538,8 +538,8 @@ class FunctionTools(HostTools):
     Args:
         functions: Functions by tool name; or a list of functions, each with the name that `@tool` gives it,
             or else its own. Each parameter must be usable as a keyword argument and be annotated with a type
-            that msgspec or pydantic supports. The model reads the docstring up to its first section, and of a
-            function without `@tool` only the first paragraph.
+            that msgspec or pydantic supports. The model reads the `description` of `@tool`, or by default the
+            docstring up to its first section; of a function without `@tool`, only the first paragraph.
         catch_all: Called with the bare name and the arguments of a tool that is not listed; `None`: such a
             call is refused. The model can know of such tools only from the host's instructions.
 

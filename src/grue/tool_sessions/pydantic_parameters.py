@@ -1,6 +1,6 @@
 """`PydanticParameter`: a parameter of a function tool whose type pydantic reads.
 
-Import this module inside functions only: importing pydantic takes a tenth of a second.
+Import this module inside functions only: importing pydantic takes long.
 """
 
 import contextlib

@@ -92,7 +92,7 @@ class ToolIndex:
 
 
 class ToolSearcher:
-    """Answers `find_tools` and `call_tool`. `tools` returns what may be called now; `most` are found."""
+    """Answers `find_tools` (with at most `most` tools) and `call_tool`; `tools` returns the callable ones."""
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:
         self._tools = tools

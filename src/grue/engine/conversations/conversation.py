@@ -162,7 +162,7 @@ class Conversation(Closing):
 
     @property
     def history(self) -> tuple[m.ConversationItem | m.AssistantReply, ...]:
-        """The entries so far, oldest first, with the system text."""
+        """What was said so far, oldest first; the system text, if any, is the first item."""
         return items_of(self._kept.said)
 
     @property

@@ -72,7 +72,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """A line that takes back all still valid lines after the header, except for the first `lines` of them."""
+    """A line that takes back earlier lines: of those after the header, only the first `lines` still count."""
 
     lines: int
 
@@ -248,7 +248,7 @@ class ConversationFile:
 def read_conversation(path: Path, text: bytes | None = None) -> SavedConversation:
     """Read the conversation from `text`, or from the file `path` if `text` is `None`.
 
-    Raises `ConversationError` with `path` and the line if the file is missing, damaged, too new, or none.
+    Raises `ConversationError` if the file cannot be read, is damaged or too new, or is no conversation.
     """
     lines = _lines(path, text)
     first = next(lines, None)
@@ -284,7 +284,7 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
 def begin_of_turn(saved: SavedConversation, began: m.HistoryReference) -> tuple[History, int] | None:
     """Return the history before a turn, and the number of lines up to the `TurnMark` that starts the turn.
 
-    `None`: the file has no such mark, or not the entries that `began` refers to.
+    `None`: the file has no such mark, or the entries before it are not those that `began` refers to.
     """
     before = SavedConversation(saved.header, _first_history(saved.header))
     for number, line in enumerate(saved.lines, start=1):

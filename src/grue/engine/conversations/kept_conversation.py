@@ -357,7 +357,7 @@ class KeptConversation:
             self._require_saved()
 
     def abandon(self) -> None:
-        """End the open turn, if there is one, so that it can no longer be resumed."""
+        """Give up the open turn, if there is one, so that it can no longer be resumed."""
         with self.held():
             self._require_saved()
             if self.open_turn is not None:
@@ -391,7 +391,7 @@ class KeptConversation:
             self._write_now()
 
     def require_open(self, turn: int, began: m.HistoryReference) -> TurnMark:
-        """Return the mark of `turn`, which began at `began`; `ConversationError`: it is not the open turn."""
+        """Return the mark of `turn`, which began at `began`; raises `ConversationError` if it is not open."""
         mark = self.open_turn
         if mark is None or (mark.turn, mark.began) != (turn, began.digest):
             raise ConversationError(

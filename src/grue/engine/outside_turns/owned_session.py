@@ -179,7 +179,7 @@ class OwnedSession:
             return await self._client.request(method, params, timeout_s)
 
     async def close(self, *, hurried: bool = False) -> None:
-        """Close the session in any state and wait until its process has ended, even if cancelled.
+        """Close the session, in any state, and wait until it is closed.
 
         If `hurried`, the server gets as little time to exit as after a cancellation.
         """

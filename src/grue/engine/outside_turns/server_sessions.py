@@ -243,7 +243,7 @@ class ServerSessions:
         return tuple(items)
 
     async def close(self, *, hurried: bool = False) -> None:
-        """Close all sessions in parallel, and wait until their processes have ended."""
+        """Close all sessions in parallel, and wait until they are closed."""
         sessions = [state.session for state in self._states.values() if state.session is not None]
         async with anyio.create_task_group() as group:
             for session in sessions:
@@ -374,7 +374,7 @@ def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRe
 
 
 def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[TurnResources], Awaitable[T]]:
-    """Return a function that does `work` in an episode's event loop.
+    """Return a function that does `work` with sessions of a runner, outside its turns.
 
     With `keep="sessions"`, `work` uses the kept sessions; if a turn runs meanwhile, a call waits until the
     turn's current batch of tool calls is done. Otherwise new sessions are opened. A prewarmed session is
