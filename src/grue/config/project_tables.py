@@ -45,7 +45,7 @@ def read_project_tables(path: Path) -> ProjectTables:
 
 
 def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
-    """Return the settings of a TOML file, and its problems: unknown tables, and settings in two places."""
+    """Return a file's settings, and its problems: unknown names in `tool.grue`, settings in two places."""
     missing = f"Configuration file not found: {path}. Name an existing TOML file, or create this one."
     document = parse_toml(read_config_text(path, if_missing=missing), path)
     ours, older = (_root(document.value, root, path) for root in (GRUE, ZORKGPT))

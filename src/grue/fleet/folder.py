@@ -277,7 +277,7 @@ class FleetFolder:
             return None
 
     def require_commits(self) -> None:
-        """Check that episodes can be committed once here, before requests cost money; raises `FleetError`."""
+        """Check that an episode can be committed here, and only once. Raises `FleetError` if not."""
         with _writing(self.path):
             place = Path(tempfile.mkdtemp(prefix=".trial-", dir=self.path))
             try:

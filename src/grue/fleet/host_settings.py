@@ -100,7 +100,7 @@ def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -
 
 
 def continue_interrupted(episode: Episode) -> bool:
-    """Copy an interrupted attempt's files into the new one; return `False` if no attempt was interrupted."""
+    """Copy the files of the attempt that is resumed into the new one; `False`: there is none to resume."""
     if episode.interrupted is None:
         return False
     ignored = shutil.ignore_patterns(*LEFT_OUT)

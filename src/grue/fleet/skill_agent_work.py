@@ -1,6 +1,6 @@
 """Play an episode with the skill agent: run a task of an `agent.yaml` in a copy of the agent's workspace."""
 # The scores: `score` (1: the model says that the task is done, and `expected`, a text or a number, if given,
-# is in the answer or a written file), `turns`, `steps` and `requests`.
+# is in the answer, a response or a written file), `turns`, `steps` and `requests`.
 
 import shutil
 from collections.abc import Collection, Iterator

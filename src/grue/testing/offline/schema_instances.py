@@ -40,8 +40,9 @@ class UnsatisfiableError(ValueError):
 def minimal(schema: object, *, wishes: Mapping[str, object] | None = None, text: str = "scripted") -> object:
     """Return a small value that `schema` accepts, or raise `UnsatisfiableError`.
 
-    `wishes` are preferred scalars for properties, by name, at any depth; used, even for optional properties,
-    where the schema accepts them. `text` is the value of other strings, cut or padded to the allowed length.
+    `wishes` has preferred scalars for properties at any depth, by name. They are used where the schema
+    accepts them, even for optional properties. `text` is the value of other strings, cut or padded if
+    necessary.
     """
     return _Maker(schema, wishes or {}, text).make(schema, 0)
 

@@ -44,7 +44,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     stream_path: str = ""  # of requests for a stream; empty: `path`
 
     def told(self, path: str) -> Json | None:
-        """Return the fields in a request's path, such as `model`; `None`: the path is of another dialect."""
+        """Return the fields in a request's path, such as `model`; `None`: the path is not of this dialect."""
         for known, fields in ((self.path, {}), (self.stream_path, {"stream": True})):
             pattern = re.escape(known).replace(r"\{model\}", "(?P<model>[^/]+)")
             found = re.search(rf"{pattern}\Z", path.partition("?")[0].rstrip("/"))
@@ -53,7 +53,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         return None
 
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
-        """Translate a request to chat completions (`{}` if malformed), and check it; return both results."""
+        """Return a request as chat completions (`{}` if malformed), and its refusal, or `None`."""
         # In the chat format, the reasoning `owed` counts only with `rules.echo_reasoning`.
         if self.name == "chat" and not rules.echo_reasoning:
             owed = {}

@@ -389,7 +389,7 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
-    """Yield an error for each reasoning item that was changed, left out before its call, or comes last."""
+    """Yield errors: a reasoning item was changed, left out before its call, or leads to nothing."""
     # With `kept`, the endpoint stores its replies, so a request may leave out an item's encrypted content.
     sent = {item["id"]: item for group in owed.values() for item in group}
     run: list[str] = []
