@@ -29,7 +29,7 @@ def serve(
     """Serve until the client closes standard input, or until Ctrl-C.
 
     `target`: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the bundled one, made with `options`.
-    `port`: on 127.0.0.1, 0: a free one; `None`: standard input and output.
+    `port` is a port of 127.0.0.1; 0: a free one; `None`: use standard input and output.
     """
     server = _server(target, options)
     if port is None:

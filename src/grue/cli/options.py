@@ -54,7 +54,7 @@ def run_folder(written: str) -> Any:
 
 
 def resume(what: str, also: str, but: str = "") -> Any:
-    """Return the option `--resume`. `also`: options beside it. `but`: which values are from later runs."""
+    """Return the option `--resume`. `also`: what may be given with it. `but`: exceptions to what is kept."""
     return typer.Option(
         None,
         metavar="RUN",

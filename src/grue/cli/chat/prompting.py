@@ -1,7 +1,7 @@
 """The prompt at a terminal, with multi-line editing, history and completion. Uses prompt_toolkit.
 
-All chats share a history, in `$XDG_STATE_HOME/grue/chat_history` or below `~/.local/state`. Only its owner
-can read the file. Values of secret environment variables are redacted in it.
+All chats share a history, in `$XDG_STATE_HOME/grue/chat_history` or below `~/.local/state`. A new file can
+be read only by its owner. Values of secret environment variables are redacted in it.
 """
 
 import contextlib

@@ -63,7 +63,7 @@ RECORDED = (*ASKED, "instructions", "ask", "turn_timeout_s")
 
 
 def as_started(options: ChatOptions, past: facts.ChatPast) -> ChatOptions:
-    """Return the options of a resumed chat: the recorded ones, with its last model and a new time limit."""
+    """Return a resumed chat's options: the recorded ones, with its last model and any new time limit."""
     started = resumed_options(options, past.started.settings, (*RECORDED, "started_in"), "grue chat")
     return replace(
         started,

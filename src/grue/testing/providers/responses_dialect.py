@@ -389,7 +389,7 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
-    """Yield errors: a reasoning item was changed, left out before its call, or leads to nothing."""
+    """Yield errors: a reasoning item was changed, left out before its call, or sent without what followed."""
     # With `kept`, the endpoint stores its replies, so a request may leave out an item's encrypted content.
     sent = {item["id"]: item for group in owed.values() for item in group}
     run: list[str] = []
