@@ -179,7 +179,7 @@ class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
     """A tool call as the model asked for it.
 
     Attributes:
-        call_id: Unique within the conversation. Generated if the provider sent none, or one that was used.
+        call_id: Unique within the conversation. Generated if the provider sent no id, or a used one.
         name: Canonical name of the tool; the name as the model wrote it, if there is no such tool.
         arguments: The model's text, not yet parsed. It may be invalid JSON.
     """
@@ -418,7 +418,7 @@ class Said(Struct, frozen=True, tag="said", omit_defaults=True, gc=False):
     """An entry of a conversation: texts and tool results that were added together, mostly by one request.
 
     Attributes:
-        answer: The schema that the request asked for; `None`: it asked for none, or for the same as before.
+        answer: The schema that the request asked for; `None`: no schema, or the same as before.
         beside_tools: With `answer`: the request also offered tools, so the schema was sent as text.
     """
 
@@ -502,7 +502,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         attempts: How many tries at this endpoint have failed, this one included.
         overflow: Set if the request was refused because it is longer than the model's context window.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
-        retry_after_s: The wait that the endpoint asked for before the next request; `None`: none.
+        retry_after_s: The wait that the endpoint asked for before the next request; `None`: no wait.
     """
 
     kind: FailureKind
@@ -836,7 +836,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
     """llm -> agent: no completion, after all retries.
 
     Attributes:
-        usage: What the replies that broke off have cost, as they state or by an estimate.
+        usage: What replies that broke off or were cut have cost, as they state or by an estimate.
     """
 
     request: int
@@ -879,7 +879,7 @@ class ServerSampled(Message, frozen=True, kw_only=True):
 class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
     """llm: a model gave no reply, or takes no tools. This and the turn's later requests go to another model.
 
-    `ThoughtsDropped` follows if the new model cannot read all thoughts.
+    `ThoughtsDropped` may follow, because the new model may be unable to read earlier thoughts.
 
     Attributes:
         model: The model that is passed over.
@@ -919,7 +919,7 @@ class ReplyCut(LlmNote, frozen=True, kw_only=True):
 
 
 class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
-    """llm: history entries were replaced, not by a `RewriteHistory`, so prompt caches begin anew."""
+    """llm: history entries were replaced without a `RewriteHistory`, so prompt caches begin anew."""
 
     conversation: ConversationId
     rewrite: Rewritten
@@ -1121,7 +1121,7 @@ class CallTools(ToSession, frozen=True, kw_only=True):
 class ToolsChanged(Message, frozen=True, kw_only=True):
     """session -> agent: the server's tool list has changed.
 
-    The session sends this between two calls, or before the last settlement of a batch, never during a call.
+    The session sends this before a call, or before the last settlement of a batch, never during a call.
     """
 
     server: ServerName
@@ -1516,7 +1516,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
             made are recorded in the reply's order; thoughts do not count for the next prompt's size.
         plain_results: A tool's text is sent to the model as plain text, not in JSON.
         states_answer: A request with tools contains the schema of the answer.
-        restates_answer: It does so too if only requests without tools have asked for this schema before.
+        restates_answer: A request with tools contains the schema even if an earlier request without tools has
+            asked for it.
         asks: Which model the turn asks; `None`: the host has an LLM actor of its own.
         sorts_tools: Tools are offered sorted by server and name, whatever the order of the listings.
         references: When to offer `read_result`, which returns the rest of a tool result that was cut.

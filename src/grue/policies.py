@@ -420,7 +420,8 @@ class Batching(Struct, frozen=True, kw_only=True):
     Attributes:
         folder: The folder for the stored requests, the batches' states and the turns' traces.
         most_items: The most requests of one batch; `None`: as many as the provider takes.
-        first_look_s: Seconds between the first two polls of a batch; later waits grow, usually 1.5 times.
+        first_look_s: Seconds between the first two polls of the batches. Each later wait is 1.5 times as
+            long, up to `look_every_s`.
         look_every_s: The longest wait between two polls, in seconds.
         patience_s: Give up when the provider has failed to answer for this many seconds. A later run with
             the same `folder` goes on from there.
@@ -441,7 +442,7 @@ class Batching(Struct, frozen=True, kw_only=True):
 
 
 TURN_TIMEOUT_S = 1800.0
-"""Default of `turn_timeout_s`: above the 750 s after which the retries at a silent endpoint are used up."""
+"""Default of `turn_timeout_s`: more than the default retries at a silent endpoint take (about 750 s)."""
 
 
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")
@@ -461,10 +462,10 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         long_results: What the model gets of a longer result. `refer`: its beginning, its end, its size, and a
             handle with which the model can read the rest (`read_result`). `cut`: only its beginning; this
             always applies if `TurnRequest.json_results` is set.
-        max_image_bytes: Largest image that is sent to the model; 0: none is sent. Of others, the model gets a
-            text with type and size.
+        max_image_bytes: Largest image that is sent to the model; 0: no image is sent. In place of a larger
+            one, the model gets a text with type and size.
         max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn; 0:
-            none is sent. Of others, the model gets a text with type and size.
+            nothing is sent. In place of those that are not sent, the model gets texts with type and size.
         max_samplings: Requests that all servers together may make to the model (MCP sampling); 0: no request.
         turn_timeout_s: Time limit of the whole turn, including closing the sessions and waiting for a person;
             `None`: no limit.

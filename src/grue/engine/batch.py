@@ -1,6 +1,6 @@
 """Run many turns in parallel and yield their results in order: the work behind `Runner.map`.
 
-Of at most `2 * concurrency` turns at a time, `run_batch` holds the requests or results in memory.
+`run_batch` holds the requests or results of at most `2 * concurrency` turns in memory at a time.
 """
 
 import contextlib

@@ -114,7 +114,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         check_arguments: Whether a call that the tool's input schema refuses is answered with an error instead
             of being sent. Switch it off for a server whose schemas are wrong.
         start: When the server starts, one of `StartWhen`; `None`: as the runner's `start` says.
-        roots: `file://` URIs of the folders that the server may work in; `None`: the server is told none.
+        roots: `file://` URIs of the folders that the server may work in; `None`: it is told of no folder.
     """
 
     call_timeout_s: float | None = None

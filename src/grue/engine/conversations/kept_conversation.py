@@ -296,7 +296,10 @@ class KeptConversation:
 
     @property
     def said(self) -> Sequence[m.Said | m.AssistantReply]:
-        """The entries, then a parked turn's last reply, or a killed turn's with the answers to its calls."""
+        """The entries, and the last reply of a turn that is parked or was killed.
+
+        If the turn was killed, answers to the calls of that reply follow.
+        """
         history, mark = self.history, self.open_turn
         if mark is None or history.unread is None or self._in_turn.locked():
             return history.entries

@@ -1,7 +1,7 @@
 """Read from a trace what a later process goes on with: a conversation, or a turn that has not ended.
 
-Each message changes a conversation as it did in the process that recorded it. The entries built so far are
-compared with the digest in each `RunTurn`, so a conversation that the trace does not hold completely is
+The messages are applied to a conversation in the order in which they were recorded. The entries built so far
+are compared with the digest in each `RunTurn`, so a conversation that the trace does not hold completely is
 refused. When a turn is resumed, the trace gets another `RunTurn` with the same number.
 """
 
@@ -322,7 +322,7 @@ class RecordedTurn:
     """The last part of a turn, as the trace has it, and the entries that were added in its earlier parts.
 
     A new part begins each time the turn is resumed. `events` are what the agent got in the last part, and
-    `asked` is the part's last request. `said` has the messages of all parts that change a conversation; a
+    `asked` is the part's last request. `said` has, from all parts, the messages that change a conversation; a
     `ReplyDropped(request=0)` among them drops a recorded reply whose request is sent again. `said_before` has
     the requests and replies of earlier parts.
     """
@@ -409,7 +409,7 @@ class RecordedTurn:
 
     @property
     def is_open(self) -> bool:
-        """Whether the turn can be resumed."""
+        """Whether the turn may be resumed; `resumption` checks further conditions."""
         match self.end:
             case None | m.TurnParked():
                 return self.run.tool_policy.parking or self.run.waits
@@ -550,7 +550,7 @@ class RecordedTurn:
 
 
 def asks_again(resumed: m.Resumption) -> bool:
-    """Return whether a resumed turn first repeats its last request: no reply was recorded, or none used."""
+    """Return whether a resumed turn first repeats its last request, because no reply to it was used."""
     return not resumed.parked.calls and not resumed.new
 
 
@@ -602,7 +602,7 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
     """Return turn number `turn`, or for `None` the only turn that can be resumed.
 
-    Raises `NothingToResume` if no such turn can be resumed.
+    Raises `NothingToResume` if this turn cannot be resumed, or for `None`, if no turn can, or several.
     """
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:

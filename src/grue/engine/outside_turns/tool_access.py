@@ -124,7 +124,7 @@ class ToolAccess(ABC):
         Args:
             server: The server's name.
             method: Method of the request, as in the MCP specification.
-            params: Parameters of the request; `None`: none.
+            params: Parameters of the request; `None`: no parameters.
             timeout_s: Limit in seconds; `None`: `limits.tool_call_timeout_s`.
 
         Raises:
