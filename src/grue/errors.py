@@ -216,7 +216,7 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
 
     Attributes:
         doing: What the turn was waiting for when the limit passed.
-        tool_calls: The tool calls so far (`ToolCallRecord`).
+        tool_calls: The tool calls so far (`ToolCallRecord`), without those that had no result yet.
     """
 
     def __init__(self, message: str, *, limit_s: float, doing: str, tool_calls: tuple[Any, ...] = ()) -> None:

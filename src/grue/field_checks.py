@@ -112,7 +112,7 @@ def check_settings(
     A list becomes a tuple where a tuple is declared; a number or text of another library, such as numpy's
     float64, becomes Python's own. Checked are the fields in `only` (empty: all); numbers of those in
     `above_0` may not be 0, and numbers of those in `any_number` may have any value. A wrong value raises
-    `MCPConfigError`. Of wrong values, its text shows only numbers, and texts in place of certain words.
+    `MCPConfigError`, whose text shows the value only if it is a number, or if one of a few words is expected.
     """
     kind = type(settings)
     for name, default in _defaults(kind):

@@ -1,4 +1,4 @@
-"""The approval actor asks a person about tool calls, while the agent can still notice its deadline."""
+"""The approval actor asks a person about tool calls, so that the agent can notice its deadline meanwhile."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias

@@ -60,7 +60,7 @@ class _Completed(Struct, frozen=True):
 
 
 class CompletedTurns:
-    """The completed turns of an earlier run, read from its trace, except turns with a redacted secret."""
+    """The completed turns of an earlier run, read from its trace, if no secret was redacted in them."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}

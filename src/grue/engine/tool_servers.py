@@ -127,7 +127,7 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 
 
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
-    """Return `limits`, with the start-up limit of each server filled in.
+    """Return `limits` with the servers' own start-up limits, and the default limit, filled in.
 
     An entry in `limits.startup_timeouts_s` takes precedence over the server's own limit, and that over the
     common limit.

@@ -180,7 +180,7 @@ class TurnActors:
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
-        """The state of each server of the turn that has connected, in this turn or before, or is disabled."""
+        """The states of those servers of the turn that are disabled, or have connected in the episode."""
         known = {name: session.connection for name, session in self._sessions.items()}
         return {name: state for name, state in known.items() if isinstance(state, Proven | Disabled)}
 

@@ -103,7 +103,10 @@ class Wiring(Struct, frozen=True, kw_only=True):
         tools: tuple[m.ToolDefinition, ...],
         first: Envelope[m.LlmCommand] | None = None,
     ) -> Wiring:
-        """Return a wiring whose LLM actors continue the conversation `name`; they carry out `first` first."""
+        """Return a wiring whose LLM actors continue the conversation `name`.
+
+        `first`: a recorded request, which they carry out before other commands.
+        """
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
         encoded.offer(tools)

@@ -1,1 +1,1 @@
-"""Sessions with tool servers. Function tools need no MCP client: never import `grue.transports.mcp`."""
+"""Sessions with tool servers. No import of `grue.transports.mcp` here: function tools need no MCP client."""

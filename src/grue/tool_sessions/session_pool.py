@@ -150,7 +150,7 @@ turn before waits for its model. `kept`: in the first turn or call that needs it
 
 
 class SessionPool:
-    """Holds the open sessions of an episode. For its event loop only, and for one turn at a time."""
+    """Holds open sessions for turns that run one at a time. For the episode's event loop only."""
 
     # Cancelling `group` closes all connections. `opened`: servers with which a turn has had an open session.
 

@@ -342,7 +342,7 @@ SessionWork: TypeAlias = Callable[[ServerSessions], Awaitable[T]]
 
 
 async def with_sessions(sources: SessionSources, work: SessionWork[T]) -> T:
-    """Run `work` with sessions of its own, which are closed at the end, even after a cancellation."""
+    """Run `work` with a new `ServerSessions`, which is closed at the end, even after a cancellation."""
     sessions = ServerSessions(sources)
     hurried = True
     try:

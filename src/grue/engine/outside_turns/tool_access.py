@@ -112,7 +112,7 @@ class ToolAccess(ABC):
         params: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
     ) -> m.JsonObject:
-        """Send any MCP request but a tool call, and return the server's raw result. Connects if necessary.
+        """Send an MCP request other than a tool call, and return the raw result. Connects if necessary.
 
         For example `prompts/get`, `resources/read`, `completion/complete`, `resources/subscribe`. A
         subscription needs a session that stays open: a `ToolClient`, or a runner that keeps its sessions. The
