@@ -5,6 +5,8 @@ A file of requests goes through these states. `sending` is stored in the folder 
     unsent  ─▶ sending ─▶ sent ─▶ settled
                   │ the process was killed, or the provider neither accepted nor refused the file:
                   │ look for the batch at the provider, and send the file only if there is no batch
+
+A file is unsent again if the provider refuses to make a batch of it, or has no room beside other batches.
 """
 
 import codecs
@@ -292,7 +294,7 @@ class BatchDesk:
     async def _surely(
         self, what: str, read: Callable[[bytes], T], ask: Callable[[], Awaitable[Answered | Fault]]
     ) -> T:
-        """Send a request, which may be sent twice, until it is answered; return the answer, parsed by `read`.
+        """Send a request, again after a fault, until it is answered; return the answer, parsed by `read`.
 
         If the answer cannot be read, such as a proxy's page, send the request once more. Raises
         `BatchRefused`.
@@ -337,7 +339,7 @@ class BatchDesk:
 
 
 class _Patience:
-    """Waits after each fault. Later than `patience_s` after this object was made, raises `BatchRefused`."""
+    """Waits after a fault, or raises `BatchRefused` if this object was made more than `patience_s` ago."""
 
     def __init__(
         self, endpoint: LlmEndpoint, patience_s: float, sleep: Callable[[float], Awaitable[object]]

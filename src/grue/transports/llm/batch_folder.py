@@ -52,7 +52,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     """The state of a file of `items` requests that is sent as a batch.
 
     `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`: its results
-    are in the folder. OpenAI's API, unlike Anthropic's, stores `key` with a batch, to find the batch again.
+    are in the folder. OpenAI's API, unlike Anthropic's, stores `key` with a batch, so that it can be found.
     """
 
     number: int

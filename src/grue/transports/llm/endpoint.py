@@ -262,8 +262,8 @@ class LlmEndpoint:
     """One LLM endpoint. Enter it with `async with` before use; it may be entered several times at once.
 
     Args:
-        transport: Replaces the network, for tests and scripted models. It is closed at the end of the last
-            `async with` of the endpoint.
+        transport: Replaces the network, for tests and scripted models. If it was used in an event loop, it is
+            closed at the end of the last `async with` of the endpoint there.
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:
@@ -405,7 +405,7 @@ class LlmEndpoint:
         return await http.exchange(self._open(), request, retry)
 
     async def download(self, path: str, most_bytes: int) -> AsyncIterator[bytes | Fault]:
-        """Yield a file's body in pieces. If that fails, or it is too long, the last item is a `Fault`."""
+        """Yield a file in pieces; a `Fault` is the last item if that fails, or for more than `most_bytes`."""
         retry = self.settings.retry
         limit_s = max(retry.timeout_s, _FILE_TIMEOUT_S)
         until = anyio.current_time() + limit_s
@@ -423,7 +423,7 @@ class LlmEndpoint:
                     with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                         await reply.close()
             except (TimeoutError, http.ExchangeError) as error:
-                # The first answer, and each piece of the body, has the shorter time limit of a request.
+                # The answer has to begin, and each piece of the body to come, within the limit of a request.
                 late = anyio.current_time() >= until
                 yield http.fault_of(error, limit_s if late else retry.timeout_s)
 
@@ -522,10 +522,10 @@ class LlmEndpoint:
         return {"always": True, "never": False, "unknown": None}[self.profile.reports_cost]
 
     def support_check(self) -> SupportCheck:
-        """Return when to ask the endpoint whether the model takes tools.
+        """Return when to call `tool_support`.
 
-        `before`: before the servers start, because the model probably takes no tools; if the answer confirms
-        that, no server is started. `beside`: while the servers start. `skip`: not at all.
+        `before`: before the servers start, because the model probably takes no tools; if `tool_support`
+        confirms that, no server is started. `beside`: while the servers start. `skip`: not at all.
 
         Source: R12, D8
         """
@@ -565,7 +565,7 @@ class LlmEndpoint:
         self.left_out, self.breaker = frozenset(), Breaker()
 
     def recall(self, first: wire_profile.WireProfile, learned: wire_profile.WireProfile) -> None:
-        """Use `learned`, which another process has learned from `first`, if `first` is still used here."""
+        """Use `learned`, which another process made of `first`, if this endpoint has `first` unchanged."""
         if self.profile == self.first_profile == first:
             self.profile = learned
 
@@ -628,7 +628,10 @@ def _place(settings: LlmSettings) -> tuple[str, str]:
 
 
 async def _body_of(reply: http.HttpReply, until: float, most_bytes: int) -> AsyncIterator[bytes | Fault]:
-    """Yield a reply's body in pieces, any fault last; raises `TimeoutError` at `until` (loop clock)."""
+    """Yield a reply's body in pieces; a `Fault` is the last item.
+
+    Raises `ExchangeError`, and `TimeoutError` at `until`, a time of the loop's clock.
+    """
     if not 200 <= reply.status < 300:
         yield (await http.refusal(reply)).fault
         return

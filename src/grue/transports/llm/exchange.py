@@ -63,11 +63,11 @@ class BodyTooLongError(EncodingError):
 
 
 class ContentDecoder:
-    """Decompresses one body, in one stage for each gzip or deflate in `codings`, a `Content-Encoding`.
+    """Decompresses one body, in one stage for each gzip or deflate that the header `codings` names.
 
     No stage may output more than `max_bytes`. Unknown codings are ignored, because some endpoints put a
-    character set among them. A known coding that was not asked for is ignored if the body is text: some
-    proxies decompress a body, but do not remove the header. Raises `EncodingError`.
+    character set among them. Brotli, zstd and compress are ignored if the body is text in UTF-8: some proxies
+    decompress a body, but do not remove the header. Raises `EncodingError`.
     """
 
     def __init__(self, codings: str, max_bytes: int) -> None:
@@ -129,7 +129,7 @@ class _Stage:
                 yield piece
 
     def _next_member(self, data: bytes) -> bytes:
-        """Return `data` from the start of the next gzip member on; empty: no further member begins in it."""
+        """Return the input from the start of the next gzip member on; empty: none has begun yet."""
         if self._rest is None or self._windows != (_GZIP,):
             return b""
         rest, self._rest = self._rest + data, None
@@ -401,8 +401,8 @@ def _tls(https: bool) -> ssl.SSLContext:
     return httpx.create_ssl_context() if https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-MAX_REPLY_BYTES = 64 * 2**20  # of a streamed reply; `MAX_BODY_BYTES` of one without events
-MAX_BODY_BYTES = 8 * 2**20  # of a reply's body; the events that a streamed reply is made from are longer
+MAX_REPLY_BYTES = 64 * 2**20  # the most for all events of a streamed reply
+MAX_BODY_BYTES = 8 * 2**20  # the most for a body without events, and for one that is assembled from events
 LONG_BYTES = 256 * 2**10  # a longer reply is decoded in a worker thread
 _SLICE_BYTES = 8 * 2**10  # decoded without a pause for other tasks
 _HEAD_BYTES = 256  # how much of a body is searched for the beginning of a JSON object
@@ -420,7 +420,8 @@ class Answered(Struct, frozen=True):
     """A reply of the endpoint, whatever its status.
 
     Attributes:
-        body: Decompressed. A streamed reply is assembled into the body that an unstreamed one would have.
+        body: Decompressed. A streamed reply is assembled into the body that an unstreamed one would have. Of
+            an error's body, only the beginning may be here.
         cost_usd: The cost of the completion, as a header of the reply says.
         first_chunk_s: Seconds until the first event of a streamed reply.
         received: About how many characters of a streamed reply have arrived.
@@ -442,7 +443,7 @@ class Answered(Struct, frozen=True):
 
 
 class Upload(Struct, frozen=True):
-    """A body that is sent from a file; `commas`: its lines are items of a JSON list, separated by commas."""
+    """A request's body: `head`, a file's content, and `tail`. `commas`: send commas for its line breaks."""
 
     head: bytes
     source: Path
@@ -487,7 +488,7 @@ async def exchange(
     streamed: Streamed | None = None,
     on_sent: Callable[[], None] | None = None,
 ) -> Answered | Fault:
-    """Send a request and return the answer or the fault; call `on_sent` once written, and at the end."""
+    """Send a request; return the answer or the fault. Call `on_sent` when it is written, and at the end."""
     request.extensions["timeout"] = timeouts_of(patience)
     try:
         with connections.lease() as connection:
@@ -559,7 +560,7 @@ async def _received(
 
 
 async def refusal(reply: HttpReply) -> Answered:
-    """Return a reply that is not a completion, with at most about 1 MiB of its body, or what came in 10 s."""
+    """Return a reply that is not a completion. Its body is cut after about 1 MiB, 10 s or a fault."""
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
         try:
@@ -598,7 +599,10 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
 
 
 async def decompressed(reply: HttpReply, most_bytes: int = MAX_REPLY_BYTES) -> AsyncIterator[bytes]:
-    """Yield the body in small pieces; raises `ExchangeError`, `EncodingError` or `BodyTooLongError`."""
+    """Yield the body in small pieces; raises `ExchangeError` or `EncodingError`.
+
+    Only a body that has to be decompressed is limited to `most_bytes`.
+    """
     decoder = ContentDecoder(reply.headers.get("content-encoding", ""), most_bytes)
     async for raw in reply.chunks():
         for number, chunk in enumerate(decoder.feed(raw)):
@@ -626,7 +630,7 @@ def _answered(
 
 
 class _Incoming:
-    """A reply while it arrives. If events arrive, it counts as a stream under any content type."""
+    """A reply while it arrives. With `streamed`, events make it a stream under any content type."""
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
         self.streamed = streamed
@@ -763,7 +767,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked where a fleet's broker
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
-    """A request to send. It has at most `prompt_bytes` tokens. If set, `max_tokens` limits its reply."""
+    """A request to send. Its prompt has at most `prompt_bytes` tokens, its reply at most `max_tokens`."""
 
     model: str
     prompt_bytes: _Count
@@ -771,7 +775,7 @@ class WantedRequest(Struct, frozen=True, kw_only=True):
 
 
 class RequestOutcome(Struct, frozen=True, kw_only=True):
-    """The result of a request; `None`: unknown. A request of which nothing was `sent` costs nothing."""
+    """The result of a request. A value that is `None` is unknown. If nothing was `sent`, nothing is charged."""
 
     sent: bool = True
     status: int | None = None

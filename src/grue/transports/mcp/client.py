@@ -1,7 +1,7 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP (its wire).
 
-A process is spawned before the SDK is imported, so that the server starts during the import. Every failure is
-raised as one error, with its root cause in the text, and not as an exception of the SDK or a group.
+A process is spawned before the SDK is imported, so that the server starts during the import. A failed start or
+call is raised as one error, with its root cause in the text, and not as an exception of the SDK or a group.
 """
 
 import time
@@ -130,7 +130,7 @@ class McpClient:
         return replace(status, alive=alive, last_request_id=link.stream.last_request_id)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Initialize the session and list all pages of the tools; raises `ServerFailed`.
+        """Initialize the session and list the tools; raises `ServerFailed`.
 
         `timeout_s` is the time for entering the client, the handshake and the listing together, but not for
         the import of the SDK.

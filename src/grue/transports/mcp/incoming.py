@@ -1,6 +1,7 @@
 """Decode a server's bytes to a message of the SDK. Decoding never raises, whatever the bytes are.
 
-- An unusable or cut answer becomes an error for its request, which would otherwise wait for its timeout.
+- An unusable or cut answer becomes an error for its request, if its id can be read. Otherwise the request
+  would wait for its timeout.
 - A tool result with more than `MAX_VALUES` values keeps its large parts as JSON text. Decoding them would
   block every thread of the host, and take many times the memory. Any other answer of this size becomes an
   error. Requests and notifications of this size are dropped.
@@ -41,7 +42,7 @@ _ID_AT_END = re.compile(rb"[{,]\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?
 
 
 def read_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message of a line, or `None` if it is not a usable message."""
+    """Return the message of a line, an error in place of an unusable answer, or `None` for anything else."""
     return _message_of(_decode(without_mark(line)))
 
 
@@ -51,7 +52,7 @@ def without_mark(text: bytes) -> bytes:
 
 
 async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message of a line of any length, or `None`, without blocking the event loop."""
+    """Do the same as `read_message`, for a line of any length, without blocking the event loop."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
     # Most of the work is Python code, during which the interpreter switches threads.
@@ -88,7 +89,7 @@ def refusal_of(value: object) -> types.JSONRPCError | None:
 
 
 def values_in(text: bytes) -> int:
-    """Return an upper estimate of the number of values in a JSON text. Commas in strings count too."""
+    """Estimate the number of values in a JSON text. Commas in strings count too."""
     return count_of(text, "[{,")
 
 

@@ -266,7 +266,7 @@ def _of_uvx(server: StdioServer) -> Direct | None:
     while rest and rest[0] in _UVX_FLAGS:
         flags.add(rest.pop(0))
     if not rest or not _is_plain(rest[0]) or rest[0].startswith("-") or "@" in rest[0]:
-        # uvx is asked for a version, or for another package. The installed program may not be the right one.
+        # With a version or an option that is not known here, the installed program may not be the right one.
         return None
     tool, *more = rest
     own = _uv_tools(server) / tool / "bin" / tool
@@ -337,7 +337,7 @@ def _version(text: str) -> Version:
 
 @_if_readable
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
-    """Return the package that a command runs, for people, and its `engines.node`; `None`: one is unknown."""
+    """Return a name for the package that a command runs, and its `engines.node`; `None`: unknown."""
     program = PurePath(server.command).name
     if program in _RUNNERS:
         package = _without_version(next(_packages(server.args, _WORDS), ""))

@@ -16,8 +16,9 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 class LineStream(MessageStream):
     """A stream of a process's lines. A line that is not a message, or is too large, is left out and reported.
 
-    An answer that is too large becomes an error for its request, if its id can be read. The stream breaks
-    after `MAX_UNASKED` lines in a row that answer no request, or a line over `max_line_bytes`.
+    An answer that is too large becomes an error for its request, if its id can be read. The stream also
+    breaks after more than `MAX_UNASKED` lines in a row that answer no request, or a line over
+    `max_line_bytes`.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:
@@ -70,7 +71,7 @@ class LineStream(MessageStream):
         self._process.ask_to_exit()
 
     async def _encoded(self, message: types.JSONRPCMessage) -> bytes:
-        """Encode a message. A large one is encoded in a thread; later messages wait, to keep the order."""
+        """Encode a message: a large request in a thread, while later messages wait, to keep the order."""
         large = isinstance(message, types.JSONRPCRequest) and not is_small(message.params)
         if not large and not self._encoding.locked():
             return encode_message(message)

@@ -169,7 +169,7 @@ def _fault(tool: Any) -> str | None:
     return None
 
 
-MAX_BYTES = 4 * 2**20  # of a file; such a listing would fill any model's context window
+MAX_BYTES = 4 * 2**20  # the most of a stored file; a longer listing would fill any model's context window
 _KEY_FILE = "key"
 _KEY_BYTES = 32
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -189,7 +189,7 @@ class ListingCache:
         self.folder = folder or cache_folder()
 
     def load(self, name: m.ServerName, server: McpServer) -> SeenListing | None:
-        """Return the last listing that a server has sent, unfiltered; `None`: no usable listing is stored."""
+        """Return the stored listing of a server, unfiltered; `None`: no usable listing is stored."""
         try:
             path = self._path(server)
             return None if path is None else _seen(name, _content(path))
@@ -197,7 +197,10 @@ class ListingCache:
             return None
 
     def save(self, server: McpServer, seen: SeenListing) -> None:
-        """Store the unfiltered listing of a server, if the folder is usable and the listing not too long."""
+        """Store the unfiltered listing of a server, if the folder is usable and the listing not too long.
+
+        A `private` listing of a server with a login is not stored, and an earlier one is removed.
+        """
         document = _File(1, [as_listed(tool) for tool in seen.tools], seen.protocol_version, seen.expires_at)
         try:
             if seen.private and isinstance(server, HttpServer) and server.auth is not None:

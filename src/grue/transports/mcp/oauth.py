@@ -67,7 +67,7 @@ def new_client(url: httpx2.URL, **options: Any) -> httpx2.AsyncClient:
 
 
 async def sent(request: httpx2.Request) -> httpx2.Response:
-    """Send a request; return the answer with its body; raises `AuthorizationRefused` for too long a body."""
+    """Send a request; return the answer with its body; raises `AuthorizationRefused` for an unusable body."""
     await request.aread()  # httpx2 does not read the content of a request that follows a redirect
     request.headers["accept-encoding"] = "identity"
     # Without the header `accept`, GitHub and others answer form-encoded, although OAuth 2.1 requires JSON.
@@ -210,7 +210,10 @@ class Person(Struct, frozen=True):
 
 
 class Authorizer:
-    """The tokens of one server in this process. `on_secret` gets each secret before its use."""
+    """The tokens of one server in this process.
+
+    `on_secret` gets each OAuth secret of 8 or more characters; it gets a token before the server does.
+    """
 
     def __init__(self, server: HttpServer, store: TokenStore, on_secret: Callable[[str, str], None]) -> None:
         self._server = server
@@ -253,7 +256,7 @@ class Authorizer:
             return await self._keep(provider)
 
     async def revoke(self, record: TokenRecord) -> bool:
-        """Ask the authorization server to revoke the tokens; return whether it has done so."""
+        """Ask the authorization server to revoke the login's token; return whether it has done so."""
         endpoint = (record.metadata or {}).get("revocation_endpoint")
         token = record.refresh_token or record.access_token
         if not isinstance(endpoint, str) or not token or not _is_readable(record):
@@ -274,7 +277,7 @@ class Authorizer:
         `refusal` is the server's refusal of `used`. Without it, `used` expires soon, and is returned if it
         cannot be renewed.
         """
-        # Take two locks: the file's lock keeps out other processes, but not other tasks of this process.
+        # Take two locks: the tasks of this process wait for the first, other processes for the file's lock.
         async with self._lock, self.store.locked():
             stored = await self._load()
             if stored is not None and stored.access_token not in ("", used):
@@ -314,7 +317,7 @@ class Authorizer:
         return (await self._stored(record)).access_token
 
     async def _refreshed(self, stored: TokenRecord, *, needed: bool) -> str:
-        """Return a refreshed token; empty: none was issued, or none is `needed` and the exchange failed."""
+        """Return a refreshed token; empty: none was issued, or the exchange failed without being `needed`."""
         provider = self._provider(stored)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
         try:

@@ -44,7 +44,7 @@ _NEWEST = "2026-07-28"
 _DISCOVERY_S = 5.0  # for `server/discover` as the first request: an older server may not answer
 _CANCEL_TASK = "tasks/cancel"  # still sent after a Ctrl-C in a callback of the host
 _MAX_INPUT_ROUNDS = 10  # repetitions of a request with the input that the server asked for
-_MAX_CONCURRENT = 8  # requests for sampling or input that are answered at once; more are declined
+_MAX_CONCURRENT = 8  # requests for sampling or input that are worked on at a time; more are declined
 _TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is the most at the same time"
 
 TASKS = "io.modelcontextprotocol/tasks"

@@ -190,7 +190,7 @@ Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 
 
 class Authorization:
-    """Adds a server's tokens to requests; `on_secret` gets name and value of each secret before its use."""
+    """Adds a server's tokens to requests. `on_secret` gets names and values as `Authorizer` passes them."""
 
     def __init__(self, server: HttpServer, on_secret: Callable[[str, str], None]) -> None:
         self._server = server
@@ -604,7 +604,7 @@ def _empty_success(request: httpx2.Request) -> httpx2.Response:
 
 
 def _is_awaited(request: httpx2.Request, head: _Head) -> bool:
-    """Return whether `request` gets an answer or a stream of events. `_Client` then sets no time limit."""
+    """Return whether `request` gets an answer or a stream of events. If so, only connecting is limited."""
     return head.is_request or request.method == "GET"
 
 

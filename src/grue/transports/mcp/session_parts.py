@@ -1,4 +1,4 @@
-"""The parts of a client that are needed only once its session is open: SDK, schema checks, tasks.
+"""The parts of a client that are needed only from the handshake on: SDK, schema checks, tasks.
 
 `McpClient` imports this module only after it has spawned the server's process, so that the slow import of the
 SDK runs while the server starts.
@@ -155,7 +155,7 @@ class TaskOfCall:
         """Wait for the result and return it, as `tools/call` would have returned it; see the module's table.
 
         `at_once`: ask for the state now, and not only after the first polling interval. Raises
-        `ToolRefusedError` or `ServerFailed`.
+        `ToolRefusedError`, `ServerFailed` or `HostCodeFailed`.
         """
         try:
             ended = await self._end(0.0 if at_once else self._task.poll_s)

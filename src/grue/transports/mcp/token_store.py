@@ -1,7 +1,7 @@
-"""The stored tokens of servers over HTTP: a file for each server, which only its owner can read.
+"""The stored tokens of servers over HTTP: a file for each login, which only its owner can read.
 
-A process that renews a token holds the file's lock: many authorization servers accept a refresh token only
-once, so two processes that send the same token would both lose the login. `KeyringStore` keeps the tokens in
+A process that renews a token takes the file's lock: many authorization servers accept a refresh token only
+once, so two processes that send the same token could both lose the login. `KeyringStore` keeps the tokens in
 the system's keyring, which cannot be locked for a renewal, so an empty file is locked in its place.
 """
 
