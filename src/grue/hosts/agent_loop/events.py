@@ -17,7 +17,7 @@ class Words(Struct, frozen=True, kw_only=True):
     Attributes:
         reasoning: Whether the piece belongs to the model's reasoning and not to its answer.
         restart: The request is sent again, and its reply begins anew. Discard the pieces since the last tool
-            call, or all pieces if there was no call. `text` is empty then.
+            call, or all pieces of this input if there was no call. `text` is empty then.
     """
 
     text: str

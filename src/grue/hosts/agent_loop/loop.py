@@ -126,7 +126,7 @@ def prefixed_lock(lock: ToolLock) -> ToolLock:
 
 
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
-    """Return a policy in which patterns and trusted servers without the prefix `mcp.` match both names."""
+    """Return a policy in which patterns and trusted servers match names with the prefix `mcp.`, too."""
     rules = tuple(replace(rule, tools=_prefixed_patterns(rule.tools)) for rule in policy.rules)
     trusted = (*policy.trusted, *(f"{PREFIX}{name}" for name in policy.trusted))
     return replace(policy, rules=rules, trusted=trusted)
@@ -215,8 +215,8 @@ def configure_mcp_client(server: Server) -> None:
 
     Args:
         server: A URL (streamable HTTP), a command with its arguments, or any tool server that a `ToolClient`
-            takes, such as `HttpServer(name="mcp", url=..., transport="sse")`. If this function is never
-            called, the URL or command in the environment variable `GRUE_MCP_SERVER` is used.
+            takes, such as `HttpServer(name="mcp", url=..., transport="sse")`. While no server is set, the URL
+            or command in the environment variable `GRUE_MCP_SERVER` is used.
 
     Raises:
         MCPConfigError: `server` is empty, is a URL that cannot be used, or has an unclosed quotation mark.
@@ -496,7 +496,10 @@ class AgentLoop:
             self._free.release()
 
     def report(self, event: object) -> None:
-        """Call `on_event` in the thread that called `run`, from any thread; without an input, do nothing."""
+        """Let the thread that called `run` pass `event` to `on_event`; without an input, do nothing.
+
+        Any thread may call this.
+        """
         with contextlib.suppress(RuntimeError):  # raised if the loop of an earlier `run_async` is closed
             self._put(event)
 

@@ -118,7 +118,7 @@ class Judge(Struct, kw_only=True):
         return manager.routes.called.get(name) if manager is not None and isinstance(name, str) else None
 
     def _skill_in_use(self) -> tuple[str, Grant]:
-        """Return the skill that the model read last, if it has `allowed-tools`, and these tools."""
+        """Return the name and the `allowed-tools` of the skill read last; both are empty if it has none."""
         run = self.run
         read = [
             step.target for step in run.results if (step.action, step.status) == ("use_skill", "completed")

@@ -41,7 +41,7 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tokens: How many tokens may be used, sent and received together.
         cost_usd: Highest cost in US dollars, as the endpoint reports it, or else by the prices set in `llm`.
         result_chars: How many characters of a step's result or error the model is shown. If the run has a
-            folder, a longer result is stored in a file.
+            folder, a longer result, but no longer error of an action, is stored in a file.
     """
 
     max_turns: _Count = 30
@@ -69,9 +69,10 @@ class AgentConfig(Struct, kw_only=True):
         reconnect: Whether a server that has died is connected again, at most once.
         on_step_failure: `continue`: the model reads the error. `stop`: the run ends. `retry`: a read-only or
             idempotent step is tried again up to `retries` times before the model reads the error.
-        policy: Names an action of the agent `agent.write_file`, and an MCP tool `files.read`.
+        policy: Its patterns match names such as `agent.write_file`, an action of the agent, and `files.read`,
+            an MCP tool.
         skill_servers: Servers whose skills are used, if a person has approved them in `mcp_skills.lock`.
-        restrict_tools: After the model has read a skill, deny every tool that its `allowed-tools` do not
+        restrict_tools: Whether to deny every tool that the `allowed-tools` of the skill read last do not
             name, except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
     """
 

@@ -147,7 +147,7 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
 
     server_name: str = ""
     error: str
-    goes_on_with: tuple[str, ...] = ()  # the other servers
+    goes_on_with: tuple[str, ...] = ()  # the servers that were connected
 
     def summary(self) -> str:
         error = " ".join(self.error.splitlines())

@@ -80,8 +80,8 @@ class Orchestrator:
         folder: The run folder; `None`: no trace or result is written, and the run cannot be resumed.
         actions: The actions that the model can answer with; `None`: those of the skill agent.
         approve: Called with questions about actions that need approval; `None`: nobody can be asked.
-        on_event: Called as `on_event(name, fields)` for each log event of this host, such as
-            `step_completed`.
+        on_event: Called as `on_event(name, fields)` for each log event of this host between the start and the
+            end of a run, such as `step_completed`.
 
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives.

@@ -259,8 +259,8 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                # Kill the processes of sessions that were not closed. Their event loop has ended, so nothing
-                # else will end them.
+                # Kill the processes of sessions that were not closed. Their event loop has ended, so they
+                # could run on until the next session.
                 self.mcp_manager.kill_leftovers()
             self._wait_for_langfuse()
         return self._result(outcome)

@@ -775,7 +775,7 @@ class WantedRequest(Struct, frozen=True, kw_only=True):
 
 
 class RequestOutcome(Struct, frozen=True, kw_only=True):
-    """The result of a request. A value that is `None` is unknown. If nothing was `sent`, nothing is charged."""
+    """The result of a request. A value that is `None` is unknown. A request that was not `sent` is free."""
 
     sent: bool = True
     status: int | None = None

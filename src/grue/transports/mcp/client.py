@@ -1,7 +1,7 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP (its wire).
 
-A process is spawned before the SDK is imported, so that the server starts during the import. A failed start or
-call is raised as one error, with its root cause in the text, and not as an exception of the SDK or a group.
+A process is spawned before the SDK is imported, so that the server starts during the import. The error of a
+failed start or call is one exception with the root cause in its text, and not one of the SDK or a group.
 """
 
 import time

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Observation(Struct, frozen=True, kw_only=True):
-    """The state of a game after a command; `None`: the game does not show the value."""
+    """The state of a game after a command. A value is `None` if the game has not shown it."""
 
     text: str  # without prompt or status line
     location: str | None = None

@@ -130,8 +130,8 @@ _OVER: Final = "The story has ended."
 class ZMachineGame:
     """A story file (.z1 to .z8) as a `Game`.
 
-    The room is known once the game has printed the room's heading. Score and moves come from the status line
-    if the game prints one. Otherwise the command SCORE, which takes no game time, is sent after each command,
+    The room is known once the game has printed the room's heading or a status line. Score and moves come from
+    the status line if there is one. Otherwise SCORE, which takes no game time, is sent after each command,
     until an answer to SCORE names no score. SCORE is not sent after a question of the game, which would take
     SCORE for the answer, nor after an unknown word, which the next command may correct ("oops"). The
     inventory is always `None`, because asking for it takes a turn. `notice` is a sentence for people about
