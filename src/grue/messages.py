@@ -1834,5 +1834,5 @@ else:
 """Every message above."""
 
 # When msgspec first reads a class, it builds a description of the class. If two threads do so at once, the
-# process crashes. So build all descriptions here: only one thread runs an import.
+# process may crash. So build all descriptions here: only one thread runs an import.
 msgspec.json.Decoder(AnyMessage)

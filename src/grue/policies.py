@@ -12,7 +12,7 @@ from grue.field_checks import OwnKeywords, check_settings, shown
 
 # --- Types that allow only certain words
 #
-# After you have added a word, mypy names the places that have to handle it. Never remove a word: old traces
+# After you have added a word, mypy names places that have to handle it. Never remove a word: old traces
 # contain it, and could no longer be read.
 
 ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "died"]

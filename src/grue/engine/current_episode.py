@@ -81,7 +81,7 @@ class Episode:
         return self.loop.submit(lambda: work(self.resources) if beside else self._in_turn(work))
 
     def call(self, work: Work[T], *, beside: bool = False) -> T:
-        """Submit work and wait for its end. Ctrl-C cancels the work; a second Ctrl-C kills all processes."""
+        """Submit work and wait for its end. Ctrl-C cancels it; a second one kills the episode's processes."""
         self.loop.loop_thread.refuse_waiting()
         if not beside:
             warn_if_blocking("Runner.run_turn_async")

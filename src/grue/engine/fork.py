@@ -154,7 +154,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
             match each.body:
                 case m.RunTurn(asks=told) | m.TurnForked(asks=told) if told is not None:
                     if not before and asks and (asks.model, asks.address) == (told.model, told.address):
-                        # `told` also has what grue learned after `place`, as refused settings: undo that.
+                        # `told` also has what grue learned later, such as refused settings: undo that.
                         kept = {name: asks.sampling[name] for name in _refused(told) if name in asks.sampling}
                         sampling = kept | told.sampling
                         told = replace(told, form=asks.form, wire=asks.wire, sampling=sampling)

@@ -396,8 +396,8 @@ class TurnActors:
     def _learn_listings(self) -> None:
         if self._wiring.presumed is None:
             return
-        # A server that adds tools during a session starts the next session without them. So learn the first
-        # list, unless later turns use this session.
+        # A server that adds tools during a session usually starts the next session without them. So learn the
+        # first list, unless later turns use this session.
         kept = self._resources.pool is not None and self._resources.pool.sessions == "kept"
         for name, session in self._sessions.items():
             listed = session.listed_last if kept else session.listed

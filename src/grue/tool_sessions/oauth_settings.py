@@ -46,6 +46,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
         signing_algorithm: How the private key signs, such as `RS256` or `ES256`.
         secret_method: How the client's secret is sent to the authorization server.
         issuer: The authorization server that the credentials belong to. They are sent to no other server.
+            `None`: they are sent to the one that the MCP server names.
         scope: The scopes to ask for, separated by spaces; `None`: the scopes that the server asks for.
         client_metadata_url: An https URL with the client's metadata. The URL is then the client's id.
         redirect_port: The port of the loopback address to which the browser returns; 0: any free port.

@@ -1,4 +1,4 @@
-"""Read parts of a tool's whole result, for the built-in tool `read_result`. Use a worker thread.
+"""Read parts of a tool's whole result, for the built-in tool `read_result`. Run it in a worker thread.
 
 A result may be megabytes of hostile text, and a model writes the arguments. So an answer's length and a
 search's time are bounded, and a pattern has no look-around or back references: it is matched in linear time.
@@ -63,7 +63,7 @@ def wanted(arguments: m.JsonObject) -> Wanted:
 
 
 class WholeResult:
-    """A tool's whole result. Its text, and the first level of its JSON, are decoded at most once."""
+    """A tool's whole result. It keeps its text, and the first level of its JSON, once they are decoded."""
 
     def __init__(self, result: m.ToolCallResult) -> None:
         self._result = result
