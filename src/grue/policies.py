@@ -321,8 +321,8 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
     If a request would be larger than `high_water`, the oldest tool results, and the user texts that have a
     `TurnRequest.user_stub`, are replaced by short stubs, until the request is no larger than `low_water`. If
-    that is not enough, the model is asked for a summary, which replaces the history. A result that still does
-    not fit is cut in the middle. The last reply and its results are never replaced.
+    that is not enough, the model may be asked for a summary, which replaces most of the history. A result
+    that still does not fit is cut in the middle. The last reply and its results never become stubs.
 
     Attributes:
         window_tokens: The model's context window, in tokens; `None`: not known. Then nothing is cleared
