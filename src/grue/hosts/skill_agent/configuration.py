@@ -41,7 +41,7 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         tokens: How many tokens may be used, sent and received together.
         cost_usd: Highest cost in US dollars, as the endpoint reports it, or else by the prices set in `llm`.
         result_chars: How many characters of a step's result or error the model is shown. If the run has a
-            folder, a longer result, but no longer error of an action, is stored in a file.
+            folder, a longer result is stored in a file.
     """
 
     max_turns: _Count = 30

@@ -131,8 +131,9 @@ class MCPManager:
     async def connect_session(self) -> None:
         """Start or reach the server, initialize the session and list the tools.
 
-        Until a connect of the episode has succeeded, each call makes one attempt. After that, a failed
-        connect is retried once, and if the retry fails too, the server is disabled: later calls fail at once.
+        During a turn, and until a connect of the episode has succeeded, each call makes one attempt. After
+        that, a failed connect is retried once, and if the retry fails too, the server is disabled: later
+        calls fail at once.
         If this coroutine is cancelled, no process is left. Raises `MCPServerStartupError`, or `MCPError` if a
         session is open already.
 

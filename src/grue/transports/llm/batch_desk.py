@@ -6,7 +6,7 @@ A file of requests goes through these states. `sending` is stored in the folder 
                   │ the process was killed, or the provider neither accepted nor refused the file:
                   │ look for the batch at the provider, and send the file only if there is no batch
 
-A file is unsent again if the provider refuses to make a batch of it, or has no room beside other batches.
+A file is unsent again if the provider refuses to make a batch of it, or has no room for that batch yet.
 """
 
 import codecs

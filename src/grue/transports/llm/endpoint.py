@@ -121,8 +121,8 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
         api_key: The key, sent in the header that the wire format uses. `None`: the key in the environment, in
             `GRUE_API_KEY` or the variable of the URL's provider, such as `OPENROUTER_API_KEY`. Empty: no key
             is sent. Never part of a `repr`.
-        extra_headers: Sent with each request, except `Content-Length` and `Transfer-Encoding`. The values are
-            redacted like the key.
+        extra_headers: Sent with each request, except `Content-Length` and `Transfer-Encoding`. If a header's
+            name looks secret, such as `X-Api-Key`, its value is redacted like the key.
         wire: The wire format; `None`: derived from the base URL.
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.

@@ -1,6 +1,6 @@
 """The faults of HTTP exchanges: their texts, their remedies, and whether they end the session. No I/O.
 
-A fault ends the session if no further request can succeed, such as with a wrong URL.
+A fault ends the session if further requests would probably fail, too, such as with a wrong URL.
 """
 
 import re
@@ -48,7 +48,10 @@ TOO_MANY_MESSAGES = WireFault("it sent very many messages, and none of them was 
 
 
 def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
-    """Return the fault for a status from 400 on. `text`: the body's message, printable and short."""
+    """Return the fault for a status from 400 on.
+
+    `text`: the body's message, printable and short. `challenge`: the header `WWW-Authenticate`.
+    """
     remedy: str | None
     phrase = next((each.phrase for each in HTTPStatus if each == status), "")
     named = f"HTTP {status} {phrase}".rstrip() + (f": {text}" if text else "")

@@ -90,7 +90,7 @@ def encode_large(message: types.JSONRPCMessage) -> bytes:
 
 
 def encode_message(message: types.JSONRPCMessage) -> bytes:
-    """Return a message as one line of JSON, without its newline. Never raises."""
+    """Return a message as one line of JSON, without its newline."""
     try:
         return message.model_dump_json(by_alias=True, exclude_unset=True).encode()
     except ValueError:  # the arguments have a lone surrogate, which JSON can hold in escaped form

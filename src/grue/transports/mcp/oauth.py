@@ -212,7 +212,7 @@ class Person(Struct, frozen=True):
 class Authorizer:
     """The tokens of one server in this process.
 
-    `on_secret` gets each OAuth secret of 8 or more characters; it gets a token before the server does.
+    `on_secret` gets the OAuth secrets of 8 or more characters; it gets a token before the server does.
     """
 
     def __init__(self, server: HttpServer, store: TokenStore, on_secret: Callable[[str, str], None]) -> None:

@@ -1,6 +1,7 @@
 """The state of the house, and the rules: one function for each verb, which returns the text to print.
 
-A rule that refuses the command raises `RefusalError`, and no turn passes.
+A rule that refuses the command raises `RefusalError`, and no turn passes. In a command for several things,
+each refusal becomes a part of the text instead.
 """
 
 from collections.abc import Callable
@@ -210,7 +211,7 @@ def give(turn: Turn, name: str) -> str:
 
 
 def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
-    """Return the thing and the receiver that words such as "cat sardines" name, the receiver first."""
+    """Return thing and receiver for words such as "cat sardines"; `None`: the words do not name both."""
     for cut in range(1, len(words)):
         try:
             return find(state, words[cut:]), find(state, words[:cut])
