@@ -443,7 +443,7 @@ class Answered(Struct, frozen=True):
 
 
 class Upload(Struct, frozen=True):
-    """A request's body: `head`, a file's content, and `tail`. `commas`: send commas for its line breaks."""
+    """A request's body: `head`, a file's content, and `tail`. `commas`: its lines become items of a list."""
 
     head: bytes
     source: Path
@@ -767,7 +767,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked where a fleet's broker
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
-    """A request to send. Its prompt has at most `prompt_bytes` tokens, its reply at most `max_tokens`."""
+    """A request of `prompt_bytes` to send. `max_tokens` limits its reply; `None`: no limit is set."""
 
     model: str
     prompt_bytes: _Count

@@ -317,7 +317,7 @@ class Authorizer:
         return (await self._stored(record)).access_token
 
     async def _refreshed(self, stored: TokenRecord, *, needed: bool) -> str:
-        """Return a refreshed token; empty: none was issued, or the exchange failed without being `needed`."""
+        """Return a refreshed token; empty: none was issued or, if it is not `needed`, the exchange failed."""
         provider = self._provider(stored)
         provider.context.token_expiry_time = _LONG_AGO  # so that the provider refreshes the token now
         try:
