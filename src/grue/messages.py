@@ -927,7 +927,7 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
 
 
 class CostUncounted(Message, frozen=True, kw_only=True):
-    """host: costs are not known, so a cost limit has no effect. Once per runner, resumed turn or fork."""
+    """host: a cost limit has no effect: costs are not known. Noted once per runner, resumed turn or fork."""
 
     compared = False
     model: str

@@ -235,7 +235,7 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
         arguments: What the model wants to call the tool with; untrusted.
         reason: Why the policy asks; empty if its rule gives no reason.
         description: The server's text about the tool; untrusted.
-        input_schema: Schema of the arguments, for a person who changes them; untrusted. `None`: an old trace.
+        input_schema: Schema of the arguments, for a person who changes them; untrusted. `None`: not recorded.
     """
 
     call_id: str

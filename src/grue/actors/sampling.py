@@ -91,7 +91,7 @@ class Sampler:
         return Sampled(reply.content or "", reply.model)
 
     async def _reply(self, server: m.ServerName, command: m.RequestCompletion) -> Any:
-        """Return the outcome of a request to the model; `None`: the turn has ended before it."""
+        """Return the outcome of a request to the model; `None`: the turn ended first."""
         llm, scope = self._start_llm()
         reply: Any = None
         try:

@@ -89,7 +89,10 @@ class Episode:
             return self.submit(work, beside=beside).wait(force_kill=self._registry.kill_now)
 
     async def call_async(self, work: Work[T], *, beside: bool = False) -> T:
-        """Submit work and await its end in the caller's loop. A cancellation gives the clean-up some time."""
+        """Submit work and await its end in the caller's loop.
+
+        A cancellation cancels the work, and waits at most `INTERRUPT_GRACE_S` for its end.
+        """
         self.loop.loop_thread.refuse_waiting()
         call = self.submit(work, beside=beside)
         # A separate limiter, so that the waiting thread takes no place in the default limiter of this loop.

@@ -207,7 +207,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None) -> RecordedRun:
     """Read the turn with the number `turn`; `None`: the trace's only turn.
 
-    If several turns have the number, read the last that began at message `at` or before it.
+    If several turns have the number, read the last; with `at`, the last that began at that message or before.
     """
     reader, forks = open_episode(path), forks_of(path)
     begun: dict[int, list[tuple[int, ForkPlace | None]]] = {}

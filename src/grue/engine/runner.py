@@ -365,7 +365,8 @@ class Runner(AsyncToolAccess, Closing):
         continued, and locked until the runner is closed.
 
         A turn whose process was killed can be resumed too, if its policy parks turns. A call that was sent
-        and not answered may have taken effect: it is not sent again, and the model is told so.
+        and not answered is not sent again, because it may have taken effect. The model is told so, unless the
+        call became an MCP task: then the server is asked for its result.
 
         Args:
             trace: The trace file, or its run folder.

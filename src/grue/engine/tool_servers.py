@@ -287,7 +287,7 @@ class PresumedListings:
     def for_turn(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], registry: ProcessRegistry
     ) -> m.ToolsPresumed | None:
-        """Return the listings with which a turn may ask before its servers have started; `None`: wait."""
+        """Return the listings with which a turn may ask before its servers have started; `None`: it waits."""
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]

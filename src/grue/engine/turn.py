@@ -317,7 +317,7 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
 
 
 class ProgressSource:
-    """The progress of a turn. The turn's handle refers to this, so that it keeps no runner in memory."""
+    """The progress of a turn. A handle refers to this, not to the turn, which would keep the runner alive."""
 
     def __init__(self) -> None:
         self.actors: TurnActors | None = None

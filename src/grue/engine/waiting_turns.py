@@ -97,7 +97,10 @@ class _Account:
 
 
 class _Room(Struct, frozen=True, kw_only=True):
-    """Stores the requests of one turn until their replies arrive. `read_now`: those whose reply was read."""
+    """Stores the requests of one turn until their replies arrive.
+
+    `read_now`: the ids of the requests whose replies this process has read.
+    """
 
     files: BatchFolder
     path: str

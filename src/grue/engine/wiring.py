@@ -165,7 +165,7 @@ def wire(
     elicit: Elicit | None = None,
     tool_lock: ToolLock | None = None,
 ) -> Wiring:
-    """Make the parts that a runner's turns share, and register all configured secrets with the recorder."""
+    """Make the parts that a runner's turns share, and register their settings' secrets with the recorder."""
     if callable(llm) and not isinstance(llm, type) and _takes_three(llm):
         endpoint, factory = None, llm
     else:

@@ -42,7 +42,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int | None:
-        """The process's exit status; `None` if it still runs, was killed by a signal, or does not exist."""
+        """The exit status; `None`: the process still runs, was killed by a signal, or does not exist."""
         return None if self.exit is None else self.exit.status
 
 
@@ -88,7 +88,7 @@ class ToolConnection(Protocol):
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        """Close the connection. No process that entering it has started is alive afterwards."""
+        """Close the connection. Afterwards no process that `__aenter__` has started is alive."""
         ...
 
     async def open(self, timeout_s: float) -> Listing:

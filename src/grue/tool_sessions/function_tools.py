@@ -152,7 +152,7 @@ class Parameters:
 
 
 def mentions_pydantic(kind: Any, depth: int = 0) -> bool:
-    """Return whether a type, a part of it or its metadata is pydantic's (`_PYDANTIC`) or has its hooks."""
+    """Return whether a type, a part of it or its metadata is from `_PYDANTIC`, or has pydantic's hooks."""
     if depth > _DEEPEST:
         return False
     if isinstance(kind, type) and any(_is_pydantic(base) for base in kind.__mro__):

@@ -48,8 +48,8 @@ _SHELL_FUNCTION = "()"
 
 def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
     """Return the part of the host's environment that a server gets; may raise `MCPConfigError`."""
-    # `no_keys` leaves out `OWN_KEYS`, and variables that repeat the value of one, if it has 12 characters or
-    # more.
+    # `no_keys` leaves out `OWN_KEYS`, and variables that have the value of one of them, if this value has 12
+    # characters or more.
     match how:
         case "all":
             return dict(environ)
