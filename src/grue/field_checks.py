@@ -110,8 +110,8 @@ def check_settings(
     """Check the types of a user's settings, and that their numbers are finite and not negative.
 
     A list becomes a tuple where a tuple is declared; a number or text of another library, such as numpy's
-    float64, becomes Python's own. Only the fields in `only` are checked (empty: all fields). Numbers of fields
-    in `above_0` may not be 0, and numbers of fields in `any_number` may have any value. A wrong value raises
+    float64, becomes Python's own. Only the fields in `only` are checked (empty: all). Numbers of fields in
+    `above_0` may not be 0, and numbers of fields in `any_number` may have any value. A wrong value raises
     `MCPConfigError`, whose text shows the value only if it is a number, or if one of a few words is expected.
     """
     kind = type(settings)

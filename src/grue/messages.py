@@ -710,7 +710,7 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
 
     Attributes:
         by: How this is known. `forced`: the configuration says so. `endpoint`: the endpoint's list of models
-            says so. `client`: the host's LLM client says so. `name`: the model's name suggests it.
+            says so. `client`: the host's LLM client says so. `name`: judged by the model's name.
         reason: Why the model does not support tools, for people; empty if it does.
     """
 

@@ -129,8 +129,8 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
     """Return `limits` with the servers' own start-up limits, and the default limit, filled in.
 
-    An entry in `limits.startup_timeouts_s` takes precedence over the server's own limit, and that over the
-    common limit.
+    For a server, an entry in `limits.startup_timeouts_s` counts first, then its own limit, then the common
+    limit.
     """
     common_s, own = limits.server_startup_timeout_s, {}
     for name, server in servers.items():

@@ -158,7 +158,7 @@ def remedy_for(
 
 
 def first_fault(error: Exception) -> str:
-    """Return the first problem in a validation error, or the text of any other exception, as one line."""
+    """Return the first problem in a validation error, or the first line of any other exception's text."""
     errors = getattr(error, "errors", None)
     if callable(errors):  # a pydantic error, whose text has several lines for each problem
         fault: m.JsonObject = errors()[0]

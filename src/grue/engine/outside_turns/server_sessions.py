@@ -119,7 +119,7 @@ class ServerSessions:
         return {name: outcomes[name] for name in names}
 
     async def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools of all servers that have started. First connect to servers that were not tried yet.
+        """Return the tools of all started servers. First connect to the servers that were not tried yet.
 
         Without a limit for reconnects, connect also to servers that did not start, or have died.
         """
