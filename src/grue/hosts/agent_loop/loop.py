@@ -1,7 +1,7 @@
 """`AgentLoop`: sends inputs to a model with tools and returns its answers, all in one conversation.
 
-Each input is a turn of a `Runner`. The tool `read` of the MCP server `files` is called `mcp.files.read`, a
-function `add` is `tools.add`, and a `ShellTool` is `shell.run`.
+Each input is a turn of a `Runner`. The tool `read` of the MCP server `files` is called `mcp.files.read`. From
+a list of tools, a function `add` is `tools.add`, and a `ShellTool` is `shell.run`.
 
 `list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program. The client is made at the
 first call and closed by `reset_mcp_client`, by `configure_mcp_client`, or when the interpreter exits. For
@@ -328,7 +328,7 @@ class AgentLoop:
             reads the exception as the call's error, and the conversation goes on. `None`: `servers` serve the
             MCP tools.
         mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered. If there are none, the
-            model can know of MCP tools only from `system`.
+            model can know of MCP tools only from texts such as `system`.
         servers: MCP servers by name, without the prefix.
         tools: Further tools: functions (`tools.NAME`) and one `ShellTool` (`shell.run`), or tool servers by
             name.
@@ -406,8 +406,8 @@ class AgentLoop:
     ) -> Self:
         """Make a loop from a TOML file, which is read as `Runner.from_toml` reads it.
 
-        A rule of the tool policy may name a tool with or without the prefix `mcp.`. If `invoke_mcp_tool` is
-        given, the configuration file of the MCP servers is not read.
+        In the file, a rule of the tool policy may name a tool with or without the prefix `mcp.`. If
+        `invoke_mcp_tool` is given, the configuration file of the MCP servers is not read.
 
         Args:
             path: The TOML file.

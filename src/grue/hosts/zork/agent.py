@@ -160,8 +160,8 @@ class ZorkAgent:
         config: Limits and policies of the turn. It also gives the model, the time limit and the sampling
             settings that are `None` here.
         client: An `LLMClient` (`None`: made from `config`), or any object with `chat.completions.create`,
-            blocking or not. If it has a method `_supports_tool_calling`, the method decides whether the model
-            is offered tools.
+            blocking or not. If it has a method `_supports_tool_calling` of its own, the method decides
+            whether the model is offered tools, unless `config` forces tool support.
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the coroutines
             `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`; `None` for no tools.
             The logger and the Langfuse client of an `MCPManager` get the events of the turns too.

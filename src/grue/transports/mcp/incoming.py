@@ -1,7 +1,7 @@
 """Decode a server's bytes to a message of the SDK. Decoding never raises, whatever the bytes are.
 
-- An unusable or cut answer becomes an error for its request, if its id can be read. Otherwise the request
-  would wait for its timeout.
+- If the id of an unusable or cut answer can be read, it becomes an error for its request, which then does
+  not wait for its timeout.
 - A tool result with more than `MAX_VALUES` values keeps its large parts as JSON text. Decoding them would
   block every thread of the host, and take many times the memory. Any other answer of this size becomes an
   error. Requests and notifications of this size are dropped.

@@ -1,7 +1,7 @@
 """Reads the tool definitions of `tools/list`, page by page, and stores listings for later processes.
 
-With `start="beside"`, a turn's first request offers the tools of the stored listing, before the server has
-started. A stored listing is used only if no other user can have written it. The name of its file is a keyed
+With `start="beside"`, a turn's first request offers the tools of a stored listing, before the server has
+started. A stored listing is used only if no other user may write it. The name of its file is a keyed
 digest (HMAC) of how the server is started or reached, secrets included. The key stays on the machine, so that
 nobody can guess a secret by computing names.
 

@@ -210,7 +210,7 @@ class Person(Struct, frozen=True):
 
 
 class Authorizer:
-    """The tokens of one server in this process.
+    """Gets, renews and stores the tokens of one server. Several tasks may share this object.
 
     `on_secret` gets the OAuth secrets of 8 or more characters; it gets a token before the server does.
     """
@@ -221,7 +221,7 @@ class Authorizer:
         self._on_secret = on_secret
         self.store = store
         self._record: TokenRecord | None = None
-        self._issued = ""  # the last token that this process has obtained
+        self._issued = ""  # the last token that this object has obtained
         self._loaded = False
         self._lock = anyio.Lock()
         self._last_status: int | None = None  # the status of the last answer to a POST
@@ -238,7 +238,7 @@ class Authorizer:
         return record.access_token if record else ""
 
     def has_issued(self, token: str) -> bool:
-        """Return whether this process has obtained the token, and no other token since."""
+        """Return whether `token` is the last one that this object has obtained."""
         return token == self._issued
 
     def give_up(self, refusal: httpx2.Response) -> NoReturn:
@@ -277,7 +277,7 @@ class Authorizer:
         `refusal` is the server's refusal of `used`. Without it, `used` expires soon, and is returned if it
         cannot be renewed.
         """
-        # Take two locks: the tasks of this process wait for the first, other processes for the file's lock.
+        # Take two locks: tasks that share this object wait for the first, all others for the file's lock.
         async with self._lock, self.store.locked():
             stored = await self._load()
             if stored is not None and stored.access_token not in ("", used):
