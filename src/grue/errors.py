@@ -300,7 +300,7 @@ class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the me
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """An actor or the host's code raised an unexpected exception, the `__cause__`. The trace has details."""
+    """An actor or the host's code raised an unexpected exception, the `__cause__` of this error."""
 
     def __init__(self, message: str, *, actor: str) -> None:
         super().__init__(message)

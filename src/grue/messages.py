@@ -1602,8 +1602,8 @@ class TurnFailed(Message, frozen=True, kw_only=True):
 
     Attributes:
         untold: As in `TurnCompleted`.
-        unread: Whether the model may have sent a reply that the turn has not used. The conversation does not
-            contain it. `False` for a turn that continues no conversation.
+        unread: Whether the model may have sent a reply that the turn has not used. Such a reply is not in the
+            conversation. `False` for a turn that continues no conversation.
     """
 
     turn: int

@@ -67,7 +67,7 @@ class EarlierResults:
     """Finds whole results of earlier turns, for the built-in tool `read_result`. Thread-safe.
 
     For a turn that has a trace, only its number and the trace's path are kept in memory. Of other turns, the
-    newest results are kept, up to `KEPT_BYTES`.
+    newest results are kept, up to `KEPT_BYTES`, but no short ones.
     """
 
     def __init__(self, turns: Iterable[TurnRecorded] = ()) -> None:
