@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 
 class MCPError(Exception):
-    """Root of the errors that grue raises on purpose.
+    """Root of grue's own error classes.
 
     Source: R9.3, R12.5
     """

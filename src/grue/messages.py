@@ -551,7 +551,7 @@ class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
     """The model gave no acceptable answer and the host has no fallback.
 
     Attributes:
-        stopped: The endpoint's word for why it stopped the last reply early; empty: the reply was complete.
+        stopped: The endpoint's word for why it stopped the last reply early; empty: it did not.
     """
 
     reason: str

@@ -60,7 +60,7 @@ class _Completed(Struct, frozen=True):
 
 
 class CompletedTurns:
-    """The completed turns of an earlier run, read from its trace. Turns with redacted secrets are left out."""
+    """The completed turns of an earlier run, read from its trace. Redacted ones are left out."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}

@@ -169,7 +169,7 @@ async def still_there(connection: ToolConnection, timeout_s: float) -> bool:
 
 
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
-    """Return a context manager in which no other user of a shared session makes calls, for a batch."""
+    """Return a context manager within which no other user of a shared session makes calls."""
     alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None
     alone = getattr(connection, "exclusive", None)
     return contextlib.nullcontext() if alone is None else alone()
