@@ -107,7 +107,7 @@ class _Place(Struct, frozen=True):
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """The messages of a recorded turn; if it continues a conversation, also the trace's `earlier` ones."""
+    """The messages of a recorded turn; if it continues a conversation, `earlier` has those before it."""
 
     path: Path
     episode: str
@@ -324,7 +324,7 @@ class ForkedRun(HostTurn[T]):
         self.started_by = changed
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
-        """Run the turn as `HostTurn.run` does; raises `ForkMissed` if the record lacks what it needs."""
+        """Run the turn as `HostTurn.run` does; raises `ForkMissed` if the record lacks what is needed."""
         try:
             return await super().run(resources)
         except ApprovalPending as pending:

@@ -407,7 +407,7 @@ class LeasedConnection(_SessionUser):
         return max(0.0, min(timeout_s, self._deadline - anyio.current_time()))
 
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
-        """Return the listing of the prewarmed or kept connection. `None`: it is unusable, and is being closed."""
+        """Return the listing of the prewarmed or kept connection. `None`: it is unusable, and closes."""
         owned.wanted.set()
         # `timeout_s` does not limit this wait: the opening has a time limit of its own, which began earlier
         # and gives a better error.
