@@ -117,7 +117,7 @@ class Route(Struct, frozen=True):
 
 
 def own_manager(manager: object) -> MCPManager | None:
-    """Return the manager if it is a real `MCPManager`, and not a mock of one."""
+    """Return the manager if it is a real `MCPManager`; `None`: it is another object, or a mock of one."""
     return manager if isinstance(manager, MCPManager) and issubclass(type(manager), MCPManager) else None
 
 

@@ -150,10 +150,10 @@ class LLMClient:
         """Ask for a completion, with retries.
 
         `messages` and `tools` are dicts in OpenAI's format. Up to four `cache_control` markers are sent
-        unchanged if the endpoint takes markers. The endpoint chooses sampling settings that are
-        `None`. `response_format` is a `json_schema` object with the schema of the answer; any other object is
-        sent as it is. It is not sent if the model may call tools. `tool_choice` is `auto` (default), `none`,
-        `required`, or the function to call. `name` is ignored, and `kwargs` are further fields of the
+        unchanged if the endpoint takes markers. The endpoint chooses sampling settings that are `None`.
+        `response_format` is a `json_schema` object with the schema of the answer; any other object is sent as
+        it is. No `response_format` is sent if the model may call tools. `tool_choice` is `auto` (default),
+        `none`, `required`, or the function to call. `name` is ignored, and `kwargs` are further fields of the
         request.
 
         Raises:

@@ -338,7 +338,7 @@ class ZorkOrchestratorV2:
     def play_episode(self) -> EpisodeResult:
         """Play until the episode ends, and return the result.
 
-        After an `MCPError` or Ctrl-C the end of the episode is recorded, and `result` has the reason.
+        The end is also recorded before an `MCPError` or Ctrl-C is raised; `result` then has the reason.
         """
         try:
             while self._process_turn():
