@@ -130,7 +130,7 @@ Verdict = Literal["allow", "ask", "deny"]
 
 
 class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """A server's untrusted statements about a tool's behaviour. A field is `None` if the server omits it.
+    """Statements about a tool's behaviour; those of a server are untrusted. A field is `None` if not stated.
 
     Attributes:
         read_only: The tool changes nothing.

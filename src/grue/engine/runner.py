@@ -299,10 +299,10 @@ class Runner(AsyncToolAccess, Closing):
     def run_turn(self, request: TurnRequest[T] | str) -> TurnOutcome[T]:
         """Run a turn and return its outcome, blocking. A text is short for `TurnRequest(user=text)`.
 
-        With `keep="nothing"` this is one `anyio.run`. When it returns or raises, no process of this turn is
-        alive. With any other `keep` the turn runs in the episode's loop. With `keep="loop"` and a `start` in
-        advance (`after_turn`, `beside_turn`), the turn's server processes are ended in the background, before
-        the next turn's first tool call.
+        With `keep="nothing"` this is one `anyio.run`, unless turns from `start_turn` run. When it returns or
+        raises, no process of this turn is alive. With any other `keep` the turn runs in the episode's loop.
+        With `keep="loop"` and a `start` in advance (`after_turn`, `beside_turn`), the turn's server processes
+        are ended in the background, before the next turn's first tool call.
 
         A call inside a running event loop works too, with a warning. If one of the program's signal handlers
         raises an exception during the turn, the turn ends.
@@ -366,7 +366,7 @@ class Runner(AsyncToolAccess, Closing):
 
         A turn whose process was killed can be resumed too, if its policy parks turns. A call that was sent
         and not answered is not sent again, because it may have taken effect. The model is told so, unless the
-        call became an MCP task: then the server is asked for its result.
+        call became an MCP task: then the server is asked for the task's result.
 
         Args:
             trace: The trace file, or its run folder.
