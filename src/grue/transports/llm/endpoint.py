@@ -405,7 +405,7 @@ class LlmEndpoint:
         return await http.exchange(self._open(), request, retry)
 
     async def download(self, path: str, most_bytes: int) -> AsyncIterator[bytes | Fault]:
-        """Yield a file in pieces; a `Fault` is the last item if that fails, or for more than `most_bytes`."""
+        """Yield a file in pieces. If that fails, or it has more than `most_bytes`, a `Fault` comes last."""
         retry = self.settings.retry
         limit_s = max(retry.timeout_s, _FILE_TIMEOUT_S)
         until = anyio.current_time() + limit_s
@@ -628,7 +628,7 @@ def _place(settings: LlmSettings) -> tuple[str, str]:
 
 
 async def _body_of(reply: http.HttpReply, until: float, most_bytes: int) -> AsyncIterator[bytes | Fault]:
-    """Yield a reply's body in pieces; a `Fault` is the last item.
+    """Yield a reply's body in pieces. If it cannot be used, a `Fault` comes last.
 
     Raises `ExchangeError`, and `TimeoutError` at `until`, a time of the loop's clock.
     """

@@ -129,7 +129,7 @@ class _Stage:
                 yield piece
 
     def _next_member(self, data: bytes) -> bytes:
-        """Return the input from the start of the next gzip member on; empty: none has begun yet."""
+        """Return the input from the start of the next gzip member on; empty: none has begun."""
         if self._rest is None or self._windows != (_GZIP,):
             return b""
         rest, self._rest = self._rest + data, None

@@ -2,8 +2,8 @@
 
 The transports run in their own task, with a queue for each direction, so that sending never waits for the
 server. If an MCP request fails, their HTTP client (`_Client`) reports the fault to `HttpStream`, and returns
-a response without a body. It raises nothing: after most exceptions, the transports would end with a group of
-exceptions, log a traceback, or never answer.
+a response without a body. It does not raise the fault: after most exceptions, the transports would end with a
+group of exceptions, log a traceback, or never answer.
 
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
 loop. So this module drops comments, parses large events itself, and passes a small event in place of each

@@ -57,7 +57,7 @@ class InterpreterProcess:
     """A running interpreter with one story, in a process group of its own.
 
     The story may read and write files only in a temporary folder. `close` ends the process and removes the
-    folder. The same happens when this object is garbage-collected, or when the program ends.
+    folder. The same happens when this object is garbage-collected, or when Python exits.
     """
 
     def __init__(self, interpreter: Interpreter, story: Path, *, seed: int) -> None:
