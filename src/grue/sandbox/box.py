@@ -34,7 +34,7 @@ _VSCODE = {
 
 
 class HostPort(Struct, frozen=True):
-    """A host and its allowed ports. The host, in lower case, may be `*.example.com`: any name below that."""
+    """A host, in lower case, and its allowed ports. `*.example.com` is any name below `example.com`."""
 
     host: str
     ports: tuple[int, ...]
@@ -74,11 +74,11 @@ class HostPort(Struct, frozen=True):
 
 
 class Sandbox(Struct, frozen=True, kw_only=True):
-    """What a program may do that grue starts in this box. The kernel and grue's proxy refuse all else.
+    """What a program may do that grue starts in this box. The kernel and grue's proxy enforce it.
 
     Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` becomes
-    its text. A folder stands for everything in it. Each program also gets what its preset says, and the
-    programs and libraries of the system.
+    its text. A folder stands for everything in it. Each program also gets what its preset says, and parts
+    of the system, such as its programs and libraries.
 
     Attributes:
         preset: `pure`: the program's own files and a scratch folder, no network. `files`: also the workspace,
@@ -89,8 +89,9 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         hide: Files and folders that the program may not access, although they are in a folder that the box
             opens. A folder that contains a hidden file or folder, at any depth, cannot be listed, and nothing
             can be made, deleted or renamed in it.
-        execute: The other programs that the program may start; `None`: any program of the system and of the
-            folders that the box opens. All programs that it starts are in the same box.
+        execute: The other programs that the program may start, besides `/bin/sh`; `None`: any program of the
+            system and of the folders that the box opens. All programs that it starts are in the same box. A
+            hostile program can get around the list: it can load the code of any file that it may read.
         network: `True`: any connection. `False`: none. A list of hosts such as `example.com:443`: only these,
             and those with a name through a proxy that grue runs. `None`: the preset decides.
         unix_sockets: Whether the program may use Unix sockets. They give access to Docker or to an SSH agent,
@@ -146,9 +147,9 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 def sandbox_of(value: object) -> Sandbox | None:
     """Read a box from a configuration: a preset's name, a table of `Sandbox`'s keys, or VS Code's table.
 
-    `None`, `False` and `"none"` mean no box; `True` means the preset `files`. VS Code's table is such as
-    `{"filesystem": {"allowRead": ["/data"]}, "network": {"allowedDomains": ["example.com"]}}`. Anything else
-    raises `ValueError`.
+    `None`, `False` and `"none"` mean no box; `True` means the preset `files`; a `Sandbox` is returned as it
+    is. An example of VS Code's table: `{"filesystem": {"allowRead": ["/data"]}, "network":
+    {"allowedDomains": ["example.com"]}}`. Anything else raises `ValueError`.
     """
     match value:
         case None | False | "none":
@@ -180,7 +181,7 @@ def _of_table(table: Mapping[Any, Any]) -> Sandbox:
 
 
 def _of_vscode(table: Mapping[Any, Any]) -> Sandbox:
-    """Read VS Code's table. If its `allowRead` is absent or empty, the program may read all files."""
+    """Read VS Code's table. Without `allowRead`, or with an empty one, `/` is opened to read."""
     parts: dict[str, dict[str, tuple[str, ...]]] = {}
     for part, keys in table.items():
         if part not in _VSCODE or not isinstance(keys, Mapping):

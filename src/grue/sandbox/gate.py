@@ -2,8 +2,8 @@
 
 The kernel holds back each `connect` of the program until the program's `Gate` has decided. The gate makes an
 allowed connection itself, on a copy of the program's socket: another thread of the program could change the
-address after the check. Allowed are the gate's own proxy, listed ports of this machine (`localhost:5432`),
-listed IP addresses, and Unix sockets if the box allows them.
+address after the check. It allows connections to its own proxy, to listed ports of this machine
+(`localhost:5432`), to listed IP addresses and, if the box allows them, to Unix sockets that have a path.
 
 The proxy understands CONNECT and plain HTTP, and decrypts nothing. It resolves names itself, and connects to
 the address that it has checked. It serves only connections that the gate has made, and no other programs.
@@ -48,7 +48,7 @@ _MOST_REFUSALS = 20
 _LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")
 _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
-"""IPv6 ranges in which an address ends with an IPv4 address, to which a translator forwards."""
+"""IPv6 ranges in which an address ends with an IPv4 address, to which a translator may forward."""
 
 
 class Refusal(Struct, frozen=True):
@@ -85,7 +85,7 @@ class Gate:
         self.seen: dict[str, None] = {}
 
     def environment(self) -> dict[str, str]:
-        """Return environment variables that name the proxy. Node honours them from version 24 on."""
+        """Return environment variables that make programs use the proxy. Older Node versions ignore them."""
         url = f"http://127.0.0.1:{self.port}"
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
         direct = "localhost,127.0.0.1,::1"
@@ -100,7 +100,10 @@ class Gate:
         self._thread = thread
 
     def end(self) -> None:
-        """Close the proxy and its connections, and wait for the gate's thread. A second call does nothing."""
+        """Close the proxy and its connections, and wait up to 10 s for the gate's thread.
+
+        A second call does nothing.
+        """
         with self._changed:
             if self._ended:
                 return
@@ -171,7 +174,7 @@ class Gate:
     def _decide(
         self, listener: int, key: int, pid: int, call: int, arguments: list[int]
     ) -> tuple[int, int] | None:
-        """Answer a system call: return errno (0: success) and flags; `None`: another thread answers."""
+        """Return the answer to a call: errno (0: success) and flags; `None`: another thread will answer."""
         if call == known_machine().calls["listen"]:
             return self._listen(listener, key, pid, arguments[0], arguments[1] & 0xFFFF), 0
         found = self._asked(listener, key, pid, *arguments[:3])
@@ -468,7 +471,7 @@ def _connect_to_path(own: int, raw: bytes, path: bytes) -> int:
 
 
 def memory_of(pid: int, address: int, length: int) -> bytes:
-    """Return at most `length` bytes of a process's memory; `OSError`: it has none there, or has ended."""
+    """Return at most `length` bytes of a process's memory from `address` on; `OSError`: it cannot be read."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
         memory.seek(address)
         return memory.read(length)

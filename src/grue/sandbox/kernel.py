@@ -1,4 +1,4 @@
-"""Enforce a box with Linux's Landlock, seccomp and capabilities, and say which of them this machine lacks.
+"""Enforce a box with Linux's Landlock, seccomp and capabilities, and say what this machine lacks for that.
 
 `confine` applies a box to the calling thread, for good. The processes that the thread starts inherit it. So
 `launch.py` makes a thread for each program, which calls `confine`, starts the program, and ends.
@@ -32,7 +32,7 @@ _NO_NEW_PRIVS, _PATH_BENEATH, _VERSION_FLAG = 38, 1, 1
 _PR_CAP_AMBIENT, _CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION = 0x20080522
 _KEPT_CAPABILITIES = (1 << 0) | (1 << 1) | (1 << 3) | (1 << 4)
-"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID: root keeps its rights over other users' files that the box opens."""
+"""CHOWN, DAC_OVERRIDE, FOWNER, FSETID: with these, root keeps its rights over other users' files."""
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 _MAKE_CHAR, _MAKE_BLOCK = 1 << 6, 1 << 11
@@ -83,7 +83,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def coverage() -> Coverage:
-    """Find out what this machine can enforce. The first call takes about 0.1 ms; its result is cached."""
+    """Find out what this machine can enforce. The result is cached."""
     about = os.uname()
     system = f"{about.sysname} {about.release} on {about.machine}"
     if sys.platform != "linux" or machine() is None:
@@ -111,7 +111,8 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
 
     `ruleset` comes from `ruleset_of`, with an `any_network` that fits `wanted.network`, and is closed here.
     `mark` names the thread, in at most 15 characters, for the kernel's audit log; empty: refusals are not
-    logged. Return the descriptor of the filter's listener, if `wanted.ask` names calls and there is seccomp.
+    logged. Return the descriptor of the filter's listener, or `None` if `wanted.ask` is empty or the kernel
+    has no seccomp.
     """
     have = coverage()
     libc = _libc()
@@ -174,7 +175,7 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
     syscall = _libc().syscall
     place = syscall(_OPENAT2, _AT_FDCWD, os.fsencode(rule.path), _NO_LINKS, _HOW_BYTES)
     if place < 0:
-        return  # the path is gone, or this user may not see it
+        return  # the path is gone or contains a link, or this user may not see it
     try:
         access = rule.access & handled
         while access:
@@ -192,7 +193,7 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
 
 
 def _drop_capabilities() -> None:
-    # Drop all capabilities except those for files. With `no_new_privs`, no program can get them back.
+    # Drop all capabilities but `_KEPT_CAPABILITIES`. With `no_new_privs`, no program can get them back.
     libc = _libc()
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     now = ctypes.create_string_buffer(24)

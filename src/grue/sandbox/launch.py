@@ -52,8 +52,8 @@ class SandboxWarning(RuntimeWarning):
 class Boxed:
     """One start of a program in its box, made by `boxed`, and what has to be removed after the program's end.
 
-    In `env`, `TMPDIR` is the scratch folder, and so is `HOME` unless the box opens something in the user's
-    home. On a machine without boxes, `env` stays as it was given.
+    `env` is the program's environment: `TMPDIR` is the scratch folder, and so is `HOME` unless `opens_home`.
+    On a system for which grue has no boxes, it stays as it was given.
     """
 
     def __init__(self, box: Sandbox, *, cwd: str, scratch: str | None = None, **start: Unpack[Start]) -> None:
@@ -116,13 +116,13 @@ class Boxed:
             if limit is not None:
                 _lower(pid, which, limit * unit)
         if box.cpu_s is not None:
-            # At the lower limit the kernel sends SIGXCPU, which says why the program has ended; then SIGKILL.
+            # At the lower limit the kernel sends SIGXCPU, which says why the program ends; then SIGKILL.
             _lower(pid, resource.RLIMIT_CPU, box.cpu_s, box.cpu_s + 1)
         if box.processes is not None and sys.platform == "linux":
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
 
     def released(self) -> None:
-        """Let the thread of this start prepare rules for the next one, and end. Call this after the start."""
+        """Let this start's thread prepare rules for the next start, and end. Call this after the start."""
         if self._thread is not None:
             self._thread.go_on()
 
@@ -131,7 +131,7 @@ class Boxed:
         return self.scratch[-15:] if reads_audit() else ""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return a sentence for each known refusal. `text`: what the program wrote. `died`: it failed."""
+        """Return sentences about refusals, at most five. `text`: the program's output. `died`: it failed."""
         network = "any" if self._any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
         places = self._places
@@ -159,7 +159,7 @@ class Boxed:
         if self._thread is not None:
             self._thread.end()
         try:
-            os.rmdir(self.scratch)  # noqa: PTH106 - usually empty, and looking into it takes four times as long
+            os.rmdir(self.scratch)  # noqa: PTH106 - usually it is empty
         except OSError:
             with contextlib.suppress(OSError):
                 _remove(self.scratch) if sys.platform == "linux" else shutil.rmtree(self.scratch)
@@ -171,7 +171,7 @@ def scratch_path() -> str:
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder, even if folders in it are locked, or nested so deeply that their paths are too long.
+    """Remove a folder, even if folders in it forbid all access, or have paths that are too long.
 
     The content of an inner folder is moved up to `folder` before the inner folder is removed.
     """
@@ -210,7 +210,7 @@ def _empty(folder: int, target: int, prefix: str, count: int) -> int:
 def _move(name: str, source: int, other: str, target: int) -> None:
     try:
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
-    except PermissionError:  # `name` is a locked folder: moving a folder needs permission to write in it
+    except PermissionError:  # `name` is a folder without the permission to write in it, which moving needs
         os.close(_unlocked(name, source))
         os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
 
@@ -265,7 +265,7 @@ def is_enforced(box: Sandbox | None) -> bool:
 
 
 def reach(box: Sandbox | None) -> str:
-    """Return in one line what a program in this box can reach and what is not enforced; empty: no box."""
+    """Return in one line what a program can reach, and what is not enforced; empty: nothing is limited."""
     if box is None or isinstance(box, Watching):
         return ""
     missing = missing_for(box)
@@ -336,7 +336,10 @@ class ConfinedThread(Generic[Started]):
         self._asked_in = _thread_of_the_system()
 
     def call(self, serve: Callable[[int], object] | None) -> Started:
-        """Start the thread; return the result of `start`, or raise its error. `serve` gets the listener."""
+        """Start the thread; return the result of `start`, or raise the thread's error.
+
+        `serve` is called with the listener, if there is one.
+        """
         self._runs.acquire()
         try:
             start_new_thread(self._run, ())

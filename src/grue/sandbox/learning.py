@@ -35,7 +35,7 @@ _CHANGES = {
     "renameat": (1, 3), "renameat2": (1, 3), "link": (0, 1), "linkat": (1, 3), "symlink": (1,),
     "symlinkat": (2,), "truncate": (0,),
 }  # fmt: skip
-"""System calls that change a folder or a file, with the positions (from 0) of the changed paths."""
+"""System calls that change a folder or a file, each with the positions (from 0) of the paths to record."""
 _STARTS = {"execve": 0, "execveat": 1}
 
 
@@ -44,7 +44,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.read: dict[str, None] = {}  # what exists and was opened to read
-        self.written: dict[str, None] = {}  # files, and folders in which something was made or deleted
+        self.written: dict[str, None] = {}  # files that were opened to write, and folders that were changed
         self.started: dict[str, None] = {}
         self.hosts: dict[str, None] = {}  # `host:port`; an IP address for a connection without the proxy
         self.unlisted: set[str] = set()  # what went past the proxy: `asks` (DNS) and `connects` (TCP)
@@ -53,7 +53,7 @@ class Watch:
         self.homes: dict[str, None] = {}  # values of `HOME`, never proposed as a whole
 
     def proposal(self, *, cwd: str) -> Sandbox:
-        """Return a narrow box that allows what the program did, except in the folders of `left_out()`.
+        """Return a narrow box for what was recorded. It does not open the folders of `left_out()` as a whole.
 
         If the program read or started at least six files of a folder, or any file in a folder of packages
         such as `node_modules`, the box opens the whole folder, unless it is too wide. `cwd` is written as
@@ -224,7 +224,7 @@ def _path(pid: int, arguments: list[int], at: int, *, is_at: bool) -> str:
         raw += chunk
     text = os.fsdecode(raw.partition(b"\0")[0])
     if not text:
-        raise FileNotFoundError  # the path is empty, so the call itself will fail in this way
+        raise FileNotFoundError  # an empty path names no file
     folder = (arguments[at - 1] & 0xFFFFFFFF) if is_at else _AT_FDCWD & 0xFFFFFFFF
     if text.startswith("/"):
         return os.path.realpath(text.replace("/proc/self/", f"/proc/{pid}/", 1))

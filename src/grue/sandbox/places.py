@@ -51,9 +51,9 @@ class Places(Struct, frozen=True):
 
     system: tuple[Rule, ...]  # the same object until the system's files change; empty if something is hidden
     own: tuple[Rule, ...]  # rules for all other files
-    opened: tuple[str, ...]  # what the program may read besides the system's files
-    written: tuple[str, ...]  # what the program may write besides the scratch folder
-    broken: tuple[str, ...] = ()  # folders with something hidden: rules for each of their entries
+    opened: tuple[str, ...]  # folders and files of the program itself, and those in `Sandbox.read`
+    written: tuple[str, ...]  # the workspace, if the box opens it, and the paths in `Sandbox.write`
+    broken: tuple[str, ...] = ()  # opened folders with something hidden: only their other entries have rules
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -66,8 +66,8 @@ def places_of(
 ) -> Places:
     """Return the files and folders that a box opens for a program. `program` and `cwd` are absolute.
 
-    If one of the first 8 arguments is a file with code, the box opens the file and its folder or package,
-    too. `SandboxError`: a path in `write` or `execute` does not exist, or the box would open too much.
+    If one of the first 8 arguments is a file with code, the box opens the file too, and usually its folder or
+    package. Raises `SandboxError`, for example if a path in `write` or `execute` does not exist.
     """
     written = [_absolute(path, cwd) for path in box.write]
     if box.preset == "files":
@@ -100,7 +100,7 @@ def places_of(
 def own_folders(
     chain: Sequence[str], args: Sequence[str], cwd: str, written: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the folders of the installation of a program (`chain`) and of its script (in `args`)."""
+    """Return the paths of a program (`chain`) and its script (in `args`), and folders that belong to them."""
     found: list[str] = []
     for path in chain:
         found += _installation(path, written)
@@ -126,7 +126,7 @@ def real_once(path: str) -> str:
 
 
 def real_path(path: str) -> str:
-    """Do the same as `os.path.realpath`, on Linux mostly faster, because the kernel resolves the path."""
+    """Do the same as `os.path.realpath`; on Linux the kernel resolves the path, which is often faster."""
     if sys.platform != "linux":
         return os.path.realpath(path)
     try:
@@ -143,7 +143,7 @@ def real_path(path: str) -> str:
 
 
 def packages_of(folder: str) -> str | None:
-    """Return the `node_modules`, `site-packages` or `dist-packages` that contains a folder, or `None`."""
+    """Return the `node_modules`, `site-packages` or `dist-packages` that a folder is or is in, or `None`."""
     parts = folder.split("/")
     return next(("/".join(parts[: parts.index(wide) + 1]) for wide in _WIDE if wide in parts), None)
 
@@ -189,7 +189,7 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
             found += _existing(f"{parent}/{each}" for each in names)
         return found
     root = folder
-    # In a folder that the program may write, it could remove these files, to open the folder of one above.
+    # In a folder that it may write, the program could remove such a file, so that a folder above is opened.
     changeable = any(within(root, each) or within(real_path(root), real_path(each)) for each in written)
     while not changeable and not is_too_wide(root):
         if any(os.path.isfile(f"{root}/{name}") for name in _ROOTS):  # noqa: PTH113
@@ -205,7 +205,7 @@ def _environment(root: str, written: Sequence[str]) -> list[str]:
         key, _, value = line.partition("=")
         if key.strip() == "home" and value.strip().startswith("/"):
             python = f"{real_path(value.strip())}/python3"
-            # An environment's base Python is never in an environment: the program could name another one.
+            # Leave out a base Python in another environment: the program may have written this line.
             if os.access(python, os.X_OK) and not _is_in_environment(python):
                 found += _installation(python)[1:]
     changeable = [real_path(path) for path in written]
@@ -265,7 +265,7 @@ def _state_of_system() -> tuple[tuple[int, int], ...]:
 
 @functools.cache
 def _system_folders() -> tuple[str, ...]:
-    """Return the folders of the settings files that every box opens, and of the targets of linked files."""
+    """Return the folders of the settings files that every box opens, and of the files to which they link."""
     named = [f"/etc/{name}" for name in _SETTINGS.split()]
     paths = [*named, *(path for path in map(real_path, named) if not path.startswith(_opened_trees()))]
     return tuple(dict.fromkeys(map(os.path.dirname, paths)))
@@ -302,7 +302,7 @@ def _distinct(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def _base_python() -> tuple[str, ...]:
-    # Every box opens this folder, because many servers run on grue's own Python.
+    # Every box opens grue's own Python, on which many servers run, unless its folder is too wide.
     base = real_path(sys.base_prefix)
     return () if is_too_wide(base) or base.startswith("/usr") else (base,)
 

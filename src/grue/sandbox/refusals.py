@@ -65,11 +65,11 @@ def refusals(
     mark: str = "",
     logs: Sequence[str] = _LOGS,
 ) -> tuple[str, ...]:
-    """Return a sentence for each thing that a box is known to have refused, at most five.
+    """Return a sentence for each thing that a box seems to have refused, at most five.
 
     `network`: `none`, `hosts` (listed ones) or `any`. `broken`: folders that contain something hidden.
-    `mark`: the box's name in the audit log, if that can be read. Most refusals there are harmless: it is read
-    only if nothing else is found, and the program has `died` or `text` has "permission denied".
+    `mark`: the box's name in the audit log; empty: do not read the log. Most refusals there are harmless, so
+    it is read only if nothing else is found, and the program has `died` or `text` has "permission denied".
     """
     found: dict[str, None] = {}
     paths: dict[str, str] = {}

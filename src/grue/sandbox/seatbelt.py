@@ -41,8 +41,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...] = ()) -> str:
     """Return a box as a Seatbelt profile, described by `words`. `places` was made with `SCRATCH`.
 
-    `hidden`: absolute paths that stay closed inside opened folders. `SandboxError`: a profile cannot express
-    a host other than this machine, or a path with an unprintable character.
+    `hidden`: absolute paths that stay closed inside opened folders. `SandboxError`: the box lists a host
+    other than this machine, or a path has an unprintable character; a profile cannot express these.
     """
     limits = ", ".join(key for key in UNITS if getattr(box, key) is not None)
     not_said = f"; Not in this profile: {limits}. Use ulimit.\n" if limits else ""
@@ -65,7 +65,7 @@ def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...]
 
 
 def _distinct(rules: tuple[Rule, ...]) -> Iterator[Rule]:
-    """Yield one rule for each path that exists, with links resolved, as Seatbelt needs it."""
+    """Yield one rule for each existing path, with links resolved, as Seatbelt needs it, and for `SCRATCH`."""
     found: dict[str, int] = {}
     for rule in rules:
         path = rule.path if rule.path == SCRATCH else os.path.realpath(rule.path)
