@@ -16,7 +16,7 @@ from grue.protocol.json_text import is_deep
 SCHEMA_IN_WORDS = (
     "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"
 )
-"""The text that tells the model the schema of its answer, if the endpoint does not enforce the schema."""
+"""Tells the model the schema of its answer as text, mostly if the endpoint does not enforce the schema."""
 
 SCHEMA_BESIDE_TOOLS = (
     "Call tools as long as you need them. Your final answer has to be one JSON object and nothing else."
@@ -89,8 +89,8 @@ _MOST_OBJECTS = 5
 def has_shape(schema: m.JsonObject, content: str) -> bool:
     """Return whether one of the first objects in a text has all members that the schema requires.
 
-    If it requires none, the object must have one that it names. `True` if the text is long, or if the schema
-    is not one of objects.
+    If the schema requires no member, but names some, the object must have one of these. `True` also if the
+    text is too long to be searched, or if the schema's `type` is not `object`.
     """
     if schema.get("type") != "object" or len(content) > _MOST_JUDGED:
         return True

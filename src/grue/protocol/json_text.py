@@ -33,12 +33,12 @@ _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
 _IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _LONG_BYTES = 256 * 2**10
 _MOST_VALUES = 500_000
-"""The most values in a text of more than `_LONG_BYTES`. Without a limit, decoding could stop all other
-threads for long: it is one call into C."""
+"""The most values in a text of more than `_LONG_BYTES`. Decoding is one call into C, so that without a limit
+it could stop all other threads for long."""
 
 
 def to_json(value: object) -> bytes:
-    """Encode a value, with the replacements of `json_value`; huge integers or nesting may raise an error."""
+    """Encode a value; what JSON cannot express is replaced. Huge integers or nesting may raise an error."""
     try:
         return _ENCODER.encode(value)
     except (UnicodeEncodeError, TypeError):
@@ -46,7 +46,10 @@ def to_json(value: object) -> bytes:
 
 
 def from_json(body: bytes) -> object:
-    """Decode JSON, also with NaN, lone surrogates or a byte order mark. Anything else raises `ValueError`."""
+    """Decode JSON, also with NaN, lone surrogates or a byte order mark.
+
+    Any other text raises `ValueError`, and so does JSON that is nested too deeply or has too many values.
+    """
     if len(body) > _LONG_BYTES and is_crowded(body, _MOST_VALUES):
         raise ValueError(f"it holds more than {_MOST_VALUES} values")
     try:
@@ -128,7 +131,7 @@ def strict_object(text: str) -> m.JsonObject | None:
 
 
 def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
-    """Return `value` as a JSON value; NaN becomes `None`, bytes become base64, other objects their `str`."""
+    """Return `value` as a JSON value: for example, NaN becomes `None`, and bytes become base64."""
     match value:
         case None | bool():
             return value

@@ -59,7 +59,7 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
     Attributes:
         max_retries: The most retries of a request. Sending it in another form after a refusal does not count.
-        initial_delay_s: Wait before the first retry, in seconds.
+        initial_delay_s: First wait of the backoff, in seconds.
         max_delay_s: Longest wait of the backoff, without the jitter.
         max_asked_delay_s: Longest wait that an endpoint may ask for. If it asks for a longer one, such as a
             day, the request fails at once, because a request before that time would be refused too.

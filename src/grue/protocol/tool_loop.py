@@ -16,7 +16,7 @@ The rules:
 4.  After a server died, the calls that are not yet sent are skipped, and the final answer is forced. With
     `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
     iteration is left in which the model could use it.
-5.  A request of the phase `loop` offers the tools that each server has listed last, and its reply may be tool
+5.  A request of the phase `loop` offers tools, as each server has listed them last, and its reply may be tool
     calls or text. Other requests offer no tools and ask for an answer of the given schema, or for a summary.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply of the
     phase `loop` with neither content nor calls. If a reply that should be the answer is empty, calls tools
@@ -34,15 +34,16 @@ The rules:
     copy of the conversation; if that request fails, the turn goes on without it.
 10. With presumed tools (`ToolsPresumed`), which the servers will probably list, the first request is sent
     while the sessions open (`turn/sessions.py`). A reply that calls a tool with another definition is
-    dropped, at most once a turn.
+    dropped. Only the turn's first reply can be dropped, or the first after a resumption.
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption ends the turn in any state of `LiveState`. After that, only the closing of sessions and the
     requests of servers to the model (rule 7) have an effect. A second `SessionClosed` of a server is ignored:
     a session that is cancelled reports its close without being asked.
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
     it, after all calls of that reply have been decided on. Calls to it are sent when it has listed its tools.
-13. A turn that forks a recorded turn gets the recorded events again, up to the fork, and its commands are not
-    carried out. At the fork, `TurnForked` can replace the limits, the failure policy and the tools.
+13. A turn that forks a recorded turn gets the recorded events again, up to the fork. The commands that follow
+    from these are not carried out. At the fork, `TurnForked` can replace the limits, the failure policy and
+    the tools.
 14. If a request is to be answered by a batch of the provider, the sessions are closed and the turn waits. A
     later process gets the recorded events again and goes on in the same state, with servers that start when
     they are called.

@@ -68,7 +68,7 @@ class _Block(Struct):
         text = "".join(self.pieces.get("partial_json", []))
         if not text.strip():
             return self.fields | begun
-        # Arguments that are not strict JSON stay text. The call is then rejected, as the model is told.
+        # Arguments that are not strict JSON stay text, which `read_arguments` reads or rejects later.
         with contextlib.suppress(ValueError):
             return self.fields | begun | {"input": strict_value(text)}
         return self.fields | begun | {"input": text}
@@ -97,7 +97,7 @@ class AnthropicAssembler:
         return self.finished or bool(self._message.get("stop_reason"))
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
-        """Add the next event, and return the text in it. It raises `DamagedStream` or `OversizedStream`."""
+        """Add the next event, and return its text. May raise `DamagedStream` or `OversizedStream`."""
         said = intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
         if kind not in _KINDS and event.kind in _KINDS:
@@ -390,7 +390,7 @@ def _attached(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _blocks_of(reply: w.Reply) -> list[object]:
-    """Return the content blocks of a reply that came in another format, or that a host has written."""
+    """Return content blocks for a reply whose `echo` has none, such as one in another format."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     block: list[object] = [{"type": "text", "text": text}] if text else []
     return block + [{"type": "tool_use", "id": call.call_id} for call in reply.tool_calls]
@@ -428,7 +428,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
                 # If the reply calls tools, the next request must repeat its thinking, unchanged and in place.
                 kept.append(block)
             case _:
-                # The endpoint would refuse other blocks in a request.
+                # The endpoint may refuse other blocks in a request.
                 continue
     said = "".join(w.text_of(block) for block in blocks if block.get("type") == "text")
     stop = w.as_text(answer.get("stop_reason"))

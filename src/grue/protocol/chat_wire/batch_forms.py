@@ -1,4 +1,4 @@
-"""The batch APIs of providers, which take many requests at once and answer within a day, at half the price.
+"""The batch APIs of providers, which take many requests at once and answer later, usually at half the price.
 
 OpenAI takes a file with a line for each request, and Anthropic all requests in one body. If a process is
 killed while it submits a batch, the batch may be in the provider's list already. With OpenAI's API, grue
@@ -35,7 +35,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
         key: The key that grue has put into the batch's metadata; empty: there is none.
         created_at: As the provider writes it.
         results: API paths of the files with the batch's results; none before the batch has ended.
-        left: How the batch ended, if it ended so early that some requests have no result; else empty.
+        left: How the batch ended, if it ended so early that requests may have no result; else empty.
     """
 
     id: str

@@ -1,7 +1,8 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`, and of its streams.
 
-A lost chunk is noticed only if the others break a rule: the first piece of a call has the tool's name; the
-indexes of calls count up one by one (or are all equal, or missing); the reply ends with a `finish_reason`.
+A lost chunk is noticed only if the others break a rule. Among the rules are: the first piece of a call has
+the tool's name; the indexes of calls count up one by one (or are all equal, or missing); the reply ends with
+a `finish_reason`.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _read(
 
 
 def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
-    """Read a reply's tokens, if it has any. If one id is unreadable, all are left out; so with logprobs."""
+    """Return a reply's tokens, if any. An unreadable id drops all ids, an unreadable logprob all logprobs."""
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
     content = [w.as_object(entry) for entry in w.listed(w.as_object(choice.get("logprobs")).get("content"))]
@@ -217,8 +218,8 @@ _FUNCTION = frozenset({"name", "arguments"})
 class _Call(Struct):
     """A call whose pieces are coming in.
 
-    `whole`: the arguments, if they came as an object. `closed`: they were complete when the next call began,
-    so no piece may add to them. `chunk`: the number of the chunk that brought the last piece.
+    `whole`: the arguments, if they did not come as text. `closed`: they were complete when the next call
+    began, so no piece may add to them. `chunk`: the number of the chunk that brought the last piece.
     """
 
     index: object
@@ -272,7 +273,7 @@ class ChatAssembler:
         return self.finished or self._finish is not None
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
-        """Add the next chunk, and return the text in it. It raises `DamagedStream` or `OversizedStream`."""
+        """Add the next chunk, and return its text. May raise `DamagedStream` or `OversizedStream`."""
         if event.text.strip() == "[DONE]":
             if self._finish is None:
                 raise DamagedStream("ends the reply, but no event gave it a finish_reason")
@@ -315,7 +316,7 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # A large value counts even after it is replaced: the limit on `held` also limits the time for sizes.
+        # A large value counts even after it is replaced, so that the limit on `held` also limits weighing.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value
@@ -445,7 +446,7 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # For each piece that repeats the call's name and ends with a brace, `complete` parses all arguments.
+        # For each piece with a name that follows a closing brace, `complete` parses all arguments so far.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")

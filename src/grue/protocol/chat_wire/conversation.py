@@ -294,7 +294,7 @@ class EncodedConversation:
     def read(
         self, body: bytes, *, request: int, used_ids: Collection[str], text_tool_calls: TextToolCalls = "keep"
     ) -> w.Reply | Fault:
-        """Read the body of a reply, also the thoughts and tool calls in its text. `keep` adds the reply."""
+        """Read the body of a reply, and the thoughts and tool calls in its text. This does not keep it."""
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
             reply = w.as_it_ended(reply) if isinstance(reply, w.Reply) else reply
@@ -313,8 +313,8 @@ class EncodedConversation:
             return reply
         answering = isinstance(self._mode, m.RequireAnswer)
         wire_names = () if answering else map(self.names.to_wire, [tool.name for tool in self.tools])
-        # If the request offers no tools, only JSON within marks such as `<tool_call>` is a call: JSON without
-        # marks may be the answer.
+        # If the request offers no tools, JSON without marks such as `<tool_call>` is not taken for a call: it
+        # may be the answer.
         found = read_written(text, self.tools, wire_names, bare=not answering)
         if found is None:
             return reply

@@ -2,7 +2,7 @@
 
 An endpoint's text is untrusted and may repeat the API key: `describe` makes it safe. To recognise another
 error text, add a pattern; `tests/unit/protocol/chat_wire/provider_errors.jsonl` has the errors of many
-providers. The text decides first, because status codes hardly help: a 429 may mean used-up credit or a limit
+providers. Mostly the text decides, because status codes hardly help: a 429 may mean used-up credit or a limit
 that is over in a second, and a 400, a 403 or a 404 nearly anything.
 """
 
@@ -247,7 +247,7 @@ class Fault(Struct, frozen=True, kw_only=True):
         message: The endpoint's text, not redacted yet, or grue's own text about what happened.
         status: HTTP status of the reply, or of the error object inside it.
         reason: The reason that the user's error will have; `None`: `reason_of_fault` finds the reason.
-        received: Rough size, in characters, of what had arrived of a streamed reply. This is billed.
+        received: Rough size, in characters, of what had arrived of a streamed reply, which may be billed.
         used_up: Whether the time limit of the whole request (`RetryPolicy.timeout_s`) has passed.
         remedy: What the user can do; empty for the usual advice for this reason.
     """
@@ -270,7 +270,10 @@ def fault_of_status(
     retry_after_s: float | None = None,
     now_s: float | None = None,
 ) -> Fault:
-    """Return the fault of a reply with a status other than 2xx; `now_s` is needed for headers in the body."""
+    """Return the fault of a reply with a status other than 2xx.
+
+    `now_s`, in seconds since the epoch, is used for headers that the body quotes; `None`: do not read them.
+    """
     if 300 <= status < 400:
         # Leave out user, password and query: in a redirect to a login page they may be secrets.
         target = re.sub(r"(?<=//)[^/?#]*@|[?#].*", "", location or "nowhere", flags=re.DOTALL)
@@ -436,7 +439,7 @@ def describe(
     redacted: Callable[[str], str] = str,
     key: str = "",
 ) -> m.LlmFailure:
-    """Return the description of a fault, safe to show; `key` says where the API key was looked for."""
+    """Describe a fault for people. `redacted` hides secrets; `key` says where the API key was looked for."""
     message = redacted(beginning(fault.message, _MOST_READ))
     reason = reason_of_fault(fault)
     return m.LlmFailure(

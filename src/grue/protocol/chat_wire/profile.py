@@ -191,5 +191,5 @@ def shown_endpoint(base_url: str) -> str:
 
 
 def is_loopback(base_url: str) -> bool:
-    """Return whether a URL points to this machine itself."""
+    """Return whether a URL's host is `localhost`, or an address such as 127.0.0.1 for this machine."""
     return _LOOPBACK.fullmatch(urlsplit(base_url).hostname or "") is not None

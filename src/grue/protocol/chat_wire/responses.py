@@ -3,10 +3,10 @@
 The endpoint stores nothing (`store: false`), so every request contains the whole history. Encrypted reasoning
 has to be sent back unchanged, before the calls that followed it.
 
-The last event of a stream has the complete response, which is checked against the earlier events: texts,
-calls and arguments may not differ. Calls are identified mainly by their ids, because gateways number and
-order the items in their own way. A gap in the sequence numbers counts as damage only if the last event does
-not repeat the items, because a gateway may leave events out.
+The last event of a stream has the response, which is checked against the earlier events: texts, calls and
+arguments may not differ. Calls are identified mainly by their ids, because gateways number and order the
+items in their own way. A gap in the sequence numbers counts as damage only if the last event does not repeat
+the items, because a gateway may leave events out.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class _CallEvents(Struct):
 
 
 class ResponsesAssembler:
-    """Takes the complete response from the last event, and checks it against the events before it."""
+    """Takes the response from the last event, and checks it against the events before it."""
 
     def __init__(self) -> None:
         self.finished = False
@@ -121,7 +121,7 @@ class ResponsesAssembler:
         return self.finished
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
-        """Add the next event, and return the text in it. It raises `DamagedStream` or `OversizedStream`."""
+        """Add the next event, and return its text. May raise `DamagedStream` or `OversizedStream`."""
         said = intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
         if kind not in _KINDS and event.kind in _KINDS:
@@ -254,7 +254,7 @@ class ResponsesAssembler:
                 raise DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
-        """Return the call of earlier events that `item` repeats; `None`: none. Return no call twice."""
+        """Return the call of earlier events that `item` repeats, if any. No call is returned twice."""
         call = next((call for call in self._alike(item, index) if not call.told), None)
         if call is not None:
             call.told = True
@@ -428,7 +428,7 @@ def _part(attachment: m.Attachment) -> m.JsonObject:
 
 
 def _items_of(reply: w.Reply) -> list[object]:
-    """Return the items of a reply that came in another wire format, or that a host has written."""
+    """Return items for a reply whose `echo` has none, such as one in another format."""
     text = reply.content if reply.content and not reply.content.isspace() else None
     message: list[object] = [{"role": "assistant", "content": text}] if text else []
     return message + [{"type": "function_call", "call_id": call.call_id} for call in reply.tool_calls]

@@ -68,7 +68,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     Attributes:
         tool_calls: Calls with canonical names, ids that are unique in the turn, and arguments as text.
         refusal: The model's or the provider's text, if the endpoint marks the reply as a refusal to answer.
-        finish_reason: The reason why the reply ended, in the terms of chat completions.
+        finish_reason: Why the reply ended, in the terms of chat completions where these have one for it.
         cut: Whether the reply ended at its length limit.
         stopped: Why the endpoint stopped the reply early, other than for its length; empty if it did not. The
             text of a stopped reply is the part that had arrived, and its calls are left out.
@@ -94,7 +94,7 @@ class Reply(Struct, frozen=True, kw_only=True):
 
 
 class CallIds:
-    """Gives each call of a reply an id that no other call has, also none of the earlier calls in `used`."""
+    """Gives each call of a reply an id that no other call of the reply has, and that is not in `used`."""
 
     def __init__(self, request: int, used: Collection[str] = ()) -> None:
         self._request = request
@@ -240,7 +240,7 @@ def as_text(value: object) -> str | None:
 
 
 def weight(value: object) -> int:
-    """Return a rough measure of a JSON value's memory. Its text is shorter: `{}` takes dozens of bytes."""
+    """Return a rough measure of a JSON value's memory. Its text is no measure: `{}` takes dozens of bytes."""
     total, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
@@ -410,7 +410,7 @@ class Assembler(Protocol):
 
     @property
     def held(self) -> int:
-        """About the characters of text and arguments so far, plus the `weight` of all else that came."""
+        """A rough size of the reply so far: characters of its texts, plus the `weight` of other values."""
 
     @property
     def whole(self) -> bool:
@@ -547,9 +547,10 @@ def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition
 
 
 def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
-    """Return a request's `own` fields and those of `extra`, which replace them; objects are joined.
+    """Return a request's `own` fields and those of `extra`.
 
-    An empty object, and one with a `type`, also replaces the request's own field.
+    If both have a field, its value in `extra` counts. But two objects are joined, unless that in `extra` is
+    empty or has a `type`.
     """
     return {**own, **{name: _joined(own.get(name), value) for name, value in extra.items()}}
 

@@ -116,10 +116,10 @@ class _Unreadable(Exception):  # noqa: N818 - never leaves this module
 def split_thoughts(text: str) -> tuple[str, str]:
     """Return the thoughts at the beginning of a text, without their tags, and the rest of the text.
 
-    If the closing tag is missing, all is thoughts. Some templates put the opening tag into the prompt. Then
-    the closing tag counts only in a line of its own, or with no space, quote or punctuation beside it and
-    outside of code blocks. In OpenAI's harmony format, the messages of the channel `analysis` are the
-    thoughts.
+    After an opening tag without a closing one, all is thoughts. Some templates put the opening tag into the
+    prompt. Then the closing tag counts only in a line of its own, or outside of code blocks with no space,
+    quote or the like beside it (`_is_attached`). In OpenAI's harmony format, the messages of the channel
+    `analysis` are the thoughts.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)

@@ -5,7 +5,7 @@
 2.  Then the oldest parts are replaced by stubs until the request fills at most `low_water`, so that several
     requests pass before the next clearing, with a valid prompt cache. A stub is a line such as "[Cleared to
     save room ...]" for a tool result, and for a user text the host's shorter text (`UserText.stub`), if any.
-3.  The last reply, the results of its calls and the items of the next request are never replaced.
+3.  The last reply, the results of its calls and the items of the next request are never replaced by stubs.
 4.  If that is not enough, the model is asked for a summary: at most `max_summaries` times in a turn, and only
     if the budget allows it and the summary can free enough. It replaces everything but the history's first
     entry, the turn's user text and its last reply.
@@ -306,7 +306,7 @@ def cut(ledger: ContextLedger, new: Sequence[m.ConversationItem], most: int, nam
 def cut_last(
     ledger: ContextLedger, last: Sequence[m.ToolMessage], most: int
 ) -> tuple[ContextLedger, tuple[m.ToolMessage, ...]]:
-    """Cut the results that the last request added, if possible until the conversation has `most` tokens."""
+    """Cut the results that the last request added, down to `most` tokens in all, if possible."""
     sizes = {item.call_id: item.tokens for item in ledger.items[ledger.current :] if item.call_id}
     share = _share(sorted(sizes.values()), most - (ledger.tokens - sum(sizes.values())))
     shorter = {

@@ -150,7 +150,7 @@ class History:
             self.ledger.expect(reply)
 
     def close(self, end: m.TurnEnd | None) -> tuple[Entry, ...]:
-        """End a turn, and return the entries added. `None`: its end is unknown, its calls may have run."""
+        """End a turn, and return the entries added. `end=None`: it is not known how the turn ended."""
         if isinstance(end, m.TurnFailed) and end.unread:
             self.forget()
         if self.unread is None:
@@ -256,7 +256,10 @@ class History:
 
 
 def _cleared(items: Items, shorter: dict[m.CallId, m.ToolMessage], texts: int) -> tuple[Items, int]:
-    """Replace results by those in `shorter`, and at most `texts` user texts; return how many may follow."""
+    """Replace results by those in `shorter`, and at most `texts` user texts.
+
+    Return the new items, and how many user texts may still be replaced.
+    """
     kept: list[m.ConversationItem] = []
     for item in items:
         if isinstance(item, m.ToolMessage):

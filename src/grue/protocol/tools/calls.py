@@ -65,7 +65,7 @@ class ValidCall(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """Consecutive calls to one server, sent together; a `parallel` run is one call beside other servers'."""
+    """Consecutive calls to one server, sent together; a `parallel` run is one call and may overlap others."""
 
     server: m.ServerName
     calls: tuple[m.ServerCall, ...]
@@ -105,7 +105,10 @@ def is_as_decided(
     *,
     serves_unlisted: bool = False,
 ) -> bool:
-    """Return whether a call's tool still has the definition for which the call was allowed (if known)."""
+    """Return whether a call's tool still has the definition for which the call was allowed.
+
+    `True` also if that definition is not known, or if the call is a task already.
+    """
     if not call.definition or call.task is not None:
         return True
     tools = [tool for tool in listed if tool.tool == call.tool]

@@ -86,7 +86,7 @@ class NotCheckedError(Exception):
 
 
 def check_of(schema: m.JsonObject) -> Check:
-    """Compile a schema, cached. A schema that cannot be used raises any exception; `reason(error)` says why.
+    """Compile a schema, cached. One that cannot be used may raise any exception; `reason(error)` says why.
 
     A property with a default may be left out, even if it is `required`: some libraries write such schemas.
     """
@@ -97,7 +97,7 @@ def check_of(schema: m.JsonObject) -> Check:
 
 
 def fault_of(schema: m.JsonObject, value: object) -> str | None:
-    """Return why `schema` refuses `value`; `None`: it accepts the value, or the value cannot be checked."""
+    """Return why `schema` refuses `value`; `None`: it accepts the value, or no check is possible."""
     try:
         return check_of(schema)(value)
     except Exception:  # noqa: BLE001 - an untrusted schema may make the validator raise anything

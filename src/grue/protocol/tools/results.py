@@ -15,10 +15,10 @@
 | - SVG, or text in base64    |                                       | type, size, the decoded text  |
 | - anything else             |                                       | unchanged                     |
 
-The model never reads the base64 of an image, an audio or a resource. If a result has structured content,
-its text blocks are dropped, because they repeat it. Media are checked before they are attached: a provider
-refuses a request because of one broken image, and every later request would contain that image too. To add a
-media type, add it to the tables below.
+The model does not read the base64 in blocks of images, audio or resources. If a result has structured
+content, its text blocks are dropped, because they repeat it. Media are checked before they are attached: a
+provider refuses a request because of one broken image, and every later request would contain that image too.
+To add a media type, add it to the tables below.
 
 Source: P25, P41-P44, R6.2, R11.1, R11.2, R11.4, R11.5
 """

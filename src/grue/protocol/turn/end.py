@@ -88,7 +88,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
 
 
 def with_calls_ended(state: s.AwaitingTools, starting: Servers) -> tuple[Turn, CallNotes]:
-    """Return the turn with its settled calls and an answer to each call, and the notes still to record."""
+    """Return the turn with its settled calls and the answers at its end, and the notes still to record."""
     turn = state.turn
     # A call with a task was sent by an earlier process, even if its run has not been sent again.
     unsent = {call.call_id for run in state.unsent for call in run.calls if call.task is None}
@@ -104,7 +104,10 @@ def with_calls_ended(state: s.AwaitingTools, starting: Servers) -> tuple[Turn, C
 def answers_at_end(
     turn: Turn, calls: Calls, settled: Iterable[m.ToolCallRecord], unsent: Collection[m.CallId]
 ) -> tuple[m.ToolMessage, ...]:
-    """Return an answer to every call of the reply, for later turns of a conversation; `unsent`: not made."""
+    """Return an answer to every call of the reply, for later turns of a conversation.
+
+    Without a conversation, return an empty tuple. `unsent`: the calls that were not sent.
+    """
     if turn.run.history is None:
         return ()
     answers = {record.call_id: record for record in settled}

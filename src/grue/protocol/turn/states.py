@@ -113,7 +113,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def offered(self) -> Tools:
-        """The tools as a request offers them. Prompt caches need them sorted; in old traces they are not."""
+        """The tools as a request offers them: sorted, for prompt caches, except in old traces."""
         search = self.run.tool_search if self.searching else None
         shown = self.tools
         if search is not None:
