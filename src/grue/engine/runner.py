@@ -103,8 +103,7 @@ class Runner(AsyncToolAccess, Closing):
         budget: What all turns together may spend; `None`: no limit. A single turn has `limits.budget`.
         keep: What outlives a turn. `nothing`: sessions and connections to the model end with the turn.
             `loop`: one event loop in a background thread, from the first turn to `close`; connections to the
-            model stay open. `sessions`: also the sessions; all turns share one session per server, and in
-            `map` each worker has its own sessions.
+            model stay open. `sessions`: also the sessions, one per server (in `map`: for each worker).
         start: When a server starts, unless its own options say when. `before`: before the first request.
             `beside`: at the same time, if the server's tools are known. `beside_if_locked`: at the same time,
             if the tool lock lists them. `when_called`: at the first call of one of them, if they are known.

@@ -88,7 +88,7 @@ def _said(words: _Words, body: Struct) -> str:
 
 
 def kind_of(body: Struct) -> str:
-    """Return the name of a message's kind. The name of a host's fact usually begins with the host's name."""
+    """Return the name of a message's kind: its class's name, or the tag of a host's fact."""
     return name_of(type(body))
 
 

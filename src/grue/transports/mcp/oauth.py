@@ -628,10 +628,10 @@ class _TokenError(Struct):
 
 
 class IdentityProvider:
-    """Requests identity assertions (ID-JAG, RFC 8693) for a person's identity token (SEP-990).
+    """Exchanges a person's identity token for identity assertions (ID-JAG, RFC 8693; SEP-990).
 
-    The SDK exchanges an assertion for an access token (RFC 7523). The settings name both servers, so an MCP
-    server cannot choose where secrets are sent.
+    The SDK exchanges an assertion for an access token (RFC 7523). The settings name the identity provider and
+    the authorization server, so an MCP server cannot choose where secrets are sent.
     """
 
     def __init__(self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None]) -> None:

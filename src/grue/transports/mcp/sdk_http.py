@@ -511,7 +511,7 @@ class _Client(httpx2.AsyncClient):
         elif request.method == "GET" and self._stream.transport == "sse":
             self._stream.break_off(faults.sse_also_refused(self._stream.declined, fault))
             return httpx2.Response(503, request=request)
-        # A 405 tells the SDK that the server offers no stream of its own messages.
+        # Whatever the fault was, after a 405 the SDK goes on without the stream of unasked messages.
         return httpx2.Response(405, request=request) if request.method == "GET" else _empty_success(request)
 
     async def _judge(

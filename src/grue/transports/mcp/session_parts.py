@@ -12,16 +12,17 @@ A task is a tool call that the server has accepted and answers later. Its states
 |-------------------|------------------------------------------|-------------------------------------------|
 | being created     | the call is answered at once             | this answer is the result                 |
 |                   | time limit, cancellation                 | `notifications/cancelled`: no task id yet |
-| working           | `tasks/get` every `poll_s`: new message  | a `progress` notice                       |
+| working           | `tasks/get` every `poll_s`: its status   | a `progress` notice                       |
+|                   | message has changed                      |                                           |
 |                   | `tasks/get` is refused, or not readable  | asked again                               |
 |                   | this, `MAX_POLL_ERRORS` times in a row   | `tasks/cancel`; the call is refused       |
-| input_required    | the host answers, or declines            | working                                   |
+| input_required    | the host answers, or declines            | working (experimental form: as completed) |
 |                   | the server asks for input not offered    | `tasks/cancel`; the call is refused       |
-| completed         |                                          | the result                                |
+| completed         | experimental form: `tasks/result`        | the result                                |
 | failed, cancelled |                                          | the call is refused, with the reason      |
 | unknown (expired, | the server answers "no such task"        | the call is refused: the task is lost     |
-| the server died)  |                                          |                                           |
-| any after created | time limit, cancellation                 | `tasks/cancel`; its answer has 1 s        |
+| server restarted) |                                          |                                           |
+| any after created | time limit, cancellation                 | `tasks/cancel`; 1 s to answer it          |
 |                   | the connection breaks, the server dies   | `ServerFailed`, as in any call            |
 """
 
