@@ -215,7 +215,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Find a value of the type in `text`, the likeliest first; raises `ValueError` if there is none."""
+        """Return the likeliest value of the type in `text`; raises `ValueError` if it has none."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:

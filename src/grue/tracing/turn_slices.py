@@ -33,7 +33,7 @@ class TurnSlice(Struct):
 
     @property
     def cut_off(self) -> bool:
-        """Whether the turn has no end and was not `overtaken`: the process may have died in it."""
+        """Whether the turn began and has no end, and is not `overtaken`: its process may have died."""
         return self.begun and not self.over and not self.overtaken
 
 

@@ -162,7 +162,7 @@ class Conversation(Closing):
 
     @property
     def history(self) -> tuple[m.ConversationItem | m.AssistantReply, ...]:
-        """What was said so far, oldest first; the system text, if any, is the first item."""
+        """The items of the conversation so far, oldest first. If it has a system text, that is the first."""
         return items_of(self._kept.said)
 
     @property

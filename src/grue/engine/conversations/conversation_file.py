@@ -53,7 +53,7 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
 
 
 class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
-    """What a conversation knows of its endpoint from earlier requests, and the tools it offered last.
+    """The endpoint's profile, as a conversation learned it from requests, and the tools it offered last.
 
     It is saved so that a request after a restart begins with the same bytes, for the provider's prompt cache.
     `first` is the profile that was assumed before the first request, `profile` the corrected one. `names` are
