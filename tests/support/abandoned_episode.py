@@ -303,7 +303,17 @@ def _play_on(mark: str, asked: list[str], to_tell: int | None) -> None:
         os._exit(0)
 
 
+def _end_undisturbed(*error: Any) -> None:
+    """Print an unhandled exception as the interpreter does, but ignore SIGINT from now on.
+
+    A Ctrl-C during the interpreter's printing or clean-up interrupts either, whatever the program was.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.__excepthook__(*error)
+
+
 def _main() -> None:
+    sys.excepthook = _end_undisturbed
     if sys.argv[1:] == ["serve"]:
         _serve()
         return

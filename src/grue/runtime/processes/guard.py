@@ -107,7 +107,10 @@ class HostGuard:
                 self._send(f"-{listed}")
 
     def end(self) -> None:
-        """Let the guard kill and remove what is still on its list, and end. Wait for a second at most."""
+        """Let the guard kill and remove what is still on its list, and end.
+
+        Wait for a second at most. A Ctrl-C ends the wait: the guard needs no one to wait for it.
+        """
         with self._lock:
             shell, self._shell = self._shell, None
             if shell is None or shell.stdin is None:
@@ -119,7 +122,7 @@ class HostGuard:
             shell.send_signal(signal.SIGCONT)  # it may have been stopped
             try:
                 shell.wait(_END_S)
-            except subprocess.TimeoutExpired:
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 shell.returncode = 0  # keep Popen from warning that it still runs
 
     def forget(self) -> None:

@@ -161,6 +161,19 @@ def test_a_guard_that_needs_longer_finishes_after_the_end(
 
 
 @pytest.mark.slow
+def test_a_ctrl_c_ends_the_wait_for_the_guard_and_shows_no_traceback(
+    guard: HostGuard, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    guard.watch(sleeper.pid)
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    guard.end()
+    monkeypatch.undo()
+    wait_until(lambda: not live_members(sleeper.pid))
+
+
 def test_a_forked_child_lets_go_of_the_guard(guard: HostGuard, sleeper: subprocess.Popen[bytes]) -> None:
     guard.watch(sleeper.pid)
     with warnings.catch_warnings():
