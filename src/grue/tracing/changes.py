@@ -77,7 +77,8 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Split changed settings into fields of `FailurePolicy` and of `TurnLimits` (`budget.requests`)."""
-    # Raises `ValueError` for an unknown field, and if a field is set both as a whole and in part.
+    # Raises `ValueError` for an unknown field, and if a field is set as a whole after a part of it, or in
+    # part after a whole that has no parts.
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
     for name, value in changed.items():

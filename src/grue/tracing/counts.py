@@ -55,7 +55,7 @@ class TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start a turn's clock, or drop that of a turn that is cut off. Return a turn's reported end."""
+        """Start a turn's clock, or drop that of a turn that is cut off. Return a turn's end if reported."""
         ended = None
         for change in changes:
             if change.step.kind != "turn":
@@ -119,8 +119,8 @@ class Counts(Struct):
 class ServerCounts(Counts):
     """Counts of one server's sessions."""
 
-    endings: Counter[str] = field(default_factory=Counter)  # by `SessionClosed.ending`
-    in_turns: set[int] = field(default_factory=set)  # where a session is open now
+    endings: Counter[str] = field(default_factory=Counter)  # how many sessions had each `ending`
+    in_turns: set[int] = field(default_factory=set)  # turns in which a session is open now
 
 
 def count_episode(episode: EpisodeReader) -> stats.EpisodeStats:

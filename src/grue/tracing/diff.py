@@ -3,11 +3,11 @@
 The turns are paired in order. A turn that only one trace has run a second time has no partner. If a trace has
 forks, only turns with a fork's number are compared. The messages of a turn form a tree by their causes. Below
 each pair of messages, those with the same sender, receiver and kind are paired: in order if both sides have
-equally many, otherwise by content. So actors that ran in another order make no difference.
+equally many (or one has hundreds), otherwise by content. So actors that ran in another order make no
+difference.
 
 The numbers and times of messages, `IGNORED` fields, and messages whose class has `compared = False` are not
-compared. The ids in the fields `IDS` may differ if each id on the left always pairs with the same id on the
-right.
+compared. The ids in the fields `IDS` may differ if, within a turn, left and right ids pair one to one.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ def _noting(lengths: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
-    """Yield the lines of a report: identical, or the first divergence; with `every`, all divergences."""
+    """Yield the lines of a report: that the traces are identical, or the first or `every` divergence."""
     count = 0
     for divergence in divergences:
         count += 1

@@ -41,7 +41,7 @@ class Comparison:
     """Compare messages, pair after pair."""
 
     # `ignored` names fields that are not compared: `field`, or `Class.field` for one class only. `ids` names
-    # fields with ids (`field` only): ids may differ if each left id belongs to exactly one right id.
+    # fields with ids (`field` only): ids may differ if left and right ids pair one to one.
     # `same_text` returns whether two different texts count as equal.
 
     def __init__(
@@ -150,7 +150,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
 
     turn: int
     left: EpisodeEnvelope | None  # `None`: it is missing in the first version
-    right: EpisodeEnvelope | None  # its counterpart; a replayed message has `seq` 0
+    right: EpisodeEnvelope | None  # its counterpart in the second version; a replayed message has `seq` 0
     differences: tuple[Difference, ...] = ()
     because: tuple[EpisodeEnvelope, ...] = ()  # the causes, the first cause first
     because_left_out: int = 0  # how many are left out after the first item of `because`

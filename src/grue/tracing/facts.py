@@ -1,11 +1,11 @@
 """Facts that a host records in the trace, besides the messages of its turns.
 
 A host is a program that runs turns, such as a game or a mail desk. Its facts appear in the logs and the
-statistics, and it reads them itself to resume an episode. It records a fact through its runner's recorder:
+viewer, and it can read them itself to resume an episode. It records a fact through its runner's recorder:
 `runner.recorder.record(fact, sender="host", turn=runner.turn)`. Facts are not sent to any actor.
 
 Besides the three facts of this module, a host declares its own with `register_facts` (docs/guides/hosts.md).
-A program that has not imported the host shows the names and values of their fields.
+A program that has not imported the host shows such a fact by the names and values of its fields.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -48,8 +48,8 @@ class Fact(m.Message, frozen=True, kw_only=True):
     readers present the fact.
 
     Attributes:
-        between_turns: Whether the host records the fact only while none of its turns runs. If so, and if the
-            turn before the fact has no recorded end, readers know that the turn was killed.
+        between_turns: Whether the host records the fact only while none of its turns runs. If so, a turn
+            that began before the fact, and whose end is not recorded before it, counts as cut off.
         step: `begins`: the fact says that the host starts some work of its own; `ends`: that this work is
             done. The viewer draws the time between the two facts.
     """
@@ -85,7 +85,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
 
 
 def said_by(fact: Fact, words: Callable[[Any], str] | property) -> str:
-    """Return what a fact's method or property, such as `Fact.summary`, says; if it fails, the base's."""
+    """Return the text of a fact's method or property `words`; if it fails or returns no text, the base's."""
     base: Any = words.fget if isinstance(words, property) else words
     try:
         said = getattr(fact, base.__name__)
@@ -133,7 +133,7 @@ class ConditionChanged(Struct, frozen=True, kw_only=True):
 
 def changed_conditions(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
     """Return the conditions that differ, in the order of `now`."""
-    # A condition that `before` lacks counts as unchanged: traces of older versions have fewer conditions.
+    # A condition that one side lacks counts as unchanged: traces of older versions have fewer conditions.
     return tuple(
         ConditionChanged(what=what, before=before[what], now=value)
         for what, value in now.items()
@@ -303,7 +303,7 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
     Args:
         prefix: The host's name. Tags begin with the prefix and a dot. Only a subclass of `EpisodeStarted`,
             `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead. A fact is read into
-            the first such class that declares any of the fields that the host added to the fact.
+            the first such class that fits it and declares any of the fields that the host added to it.
         kinds: A class replaces an earlier one of the same module and name, as after a reload.
         unprefixed: Classes whose tags may lack the prefix, to read old traces.
 

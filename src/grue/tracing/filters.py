@@ -23,7 +23,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     messages: tuple[range, ...] = ()
     actors: frozenset[str] = frozenset()  # senders or receivers, in lower case
     kinds: frozenset[str] = frozenset()  # as `kind_of` names them
-    texts: tuple[str, ...] = ()  # case-folded; searched in the kind and the values, not in field names
+    texts: tuple[str, ...] = ()  # case-folded; searched in the kind, values and JSON keys, not in field names
     failures: bool = False  # only messages that report a failure or a problem
 
     @classmethod
@@ -38,8 +38,9 @@ class Filter(Struct, frozen=True, kw_only=True):
         facts: Iterable[str] = (),
         failures: bool = False,
     ) -> "Filter":
-        """Make a filter from the texts that people write as options. A part of a kind's name is enough."""
-        # `facts` names further kinds: facts whose hosts are not installed. Raises `MCPConfigError`.
+        """Make a filter from the texts that people write as options. A unique part of a kind is enough."""
+        # `facts` names further kinds: facts whose hosts are not installed. Raises `MCPConfigError` for a turn
+        # or message that is no number or range, and for a kind that is unknown or fits several names.
         names = {*map(name_of, known_kinds().values()), *facts}
         return cls(
             turns=tuple(_range(each, "turn") for each in turns),

@@ -65,9 +65,9 @@ class LiveFeed:
         self._image_spool.close()
 
     def answer(self, first: int) -> bytes:
-        """Return JSON with the `pieces` from number `first` on, and the number of the `next` to ask for."""
-        # `over`: whether the episode has ended with these pieces. `error`: why no others follow. Raises
-        # `ValueError` if there is no piece `first`.
+        """Return JSON with `pieces` from number `first` on, and the number of the `next` piece to ask for."""
+        # `over`: whether the last of them ends with the episode's end. `error`: why no others follow; empty
+        # while they may. Raises `ValueError` if `first` is more than the number of pieces.
         with self._lock:
             ends = self._ends
             if not 0 <= first <= len(ends):

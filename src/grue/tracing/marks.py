@@ -1,4 +1,4 @@
-"""Marks: the scores that scorers and people give a finished episode, in `RUN/scores/NAME@VERSION.json`.
+"""Marks: the scores that scorers and people give an episode, in `RUN/scores/NAME@VERSION.json`.
 
 `RUN` is the run folder; in a fleet, the folder that holds the run folders `attempt-N`; for a trace without a
 folder of its own, such as `bot.jsonl`, the folder `bot.marks` beside it.
@@ -31,7 +31,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str = "1"
     score: float  # finite
     reason: str = ""  # untrusted, as a model may have written it
-    attempt: int = 0  # number of the scored attempt (0: no fleet), which counts only if it became the result
+    attempt: int = 0  # number of the attempt; 0: no fleet. Only marks of the result's attempt count
     requests: int = 0  # to a model, for the scoring; likewise `tokens`
     tokens: int = 0
     money_usd: float = 0.0  # as far as it is known
@@ -59,7 +59,8 @@ def place_of_marks(trace: Path) -> tuple[Path, int]:
 
 def write_mark(folder: Path, mark: Mark) -> Path:
     """Write a mark into `scores` in `folder`. It replaces a mark of the same scorer and version."""
-    # Raises `ValueError` for a bad name, and `TraceError` if it cannot be written or there are 100 others.
+    # Raises `ValueError` for a bad name, and `TraceError` if the file cannot be written, or would be one
+    # more than the 100 that are read.
     require_name(mark.scorer)
     require_name(mark.version)
     path = folder / SCORES / f"{mark.name}.json"
@@ -75,7 +76,7 @@ def write_mark(folder: Path, mark: Mark) -> Path:
 
 
 def read_marks(folder: Path) -> list[Mark]:
-    """Return up to 100 marks of a run, sorted by file name. A file without a mark of its name is skipped."""
+    """Return the marks in the first 100 files, by name. A file that holds no mark of its name is skipped."""
     marks = []
     for name in _names(folder)[:_MOST_MARKS]:
         try:

@@ -1,8 +1,8 @@
 """The words in which each kind of message is shown to people: a table with a row for each kind.
 
-A row has a line of text for `grue trace show`, the viewer, the diagrams and the live view; the log lines that
-depend on this message alone; and a `SpanNote`. A fact's own methods return its words. Any other kind without
-a row is shown by its fields.
+A row has a line of text for `grue trace show`, the viewer, the diagrams and the live view. Some rows also
+have the log lines that depend on this message alone, or a `SpanNote`. All facts share one row, because the
+methods of a fact return its words. A kind without a row is shown by its fields.
 
 Source: R7.1-3, P31
 """
@@ -41,7 +41,7 @@ class Verdict(Struct, frozen=True):
 
 
 class SpanNote(NamedTuple):
-    """An event without duration that a message adds to a span of Langfuse and OpenTelemetry."""
+    """An event without duration that a message adds to a span, for Langfuse and OpenTelemetry."""
 
     name: str
     verdict: Verdict
@@ -49,7 +49,7 @@ class SpanNote(NamedTuple):
 
 
 class FailureWords(NamedTuple):
-    """Why a turn has no answer, worded for each place where it is shown. Parts of the texts are untrusted."""
+    """A failure in the words of each place where it is shown. Parts of the texts are untrusted."""
 
     short: str  # for the line of text about the message
     sentence: str  # for the logs
@@ -58,7 +58,8 @@ class FailureWords(NamedTuple):
 
 
 _Words: TypeAlias = str | Callable[[Any], str]
-"""A message's text: a template for `str.format`, in which `{0.x}` is the message's `x`, or a function."""
+"""A message's text: a function that returns it, or a template for `str.format`, in which `{0.x}` is the
+message's field `x`."""
 
 _Judge: TypeAlias = Callable[[Any], tuple[Severity, str]]
 _Logged: TypeAlias = Callable[[Any], LogLine | tuple[LogLine, ...]]
@@ -68,8 +69,8 @@ _Noted: TypeAlias = Callable[[Any], SpanNote]
 class _Row(Struct, frozen=True):
     words: _Words
     severity: Severity = ""
-    mark: str = ""  # a word for the problem that every message of the kind reports
-    judge: _Judge | None = None  # returns a message's own severity and mark
+    mark: str = ""  # a word or two for the problem that every message of the kind reports
+    judge: _Judge | None = None  # returns a message's own severity and mark, in place of these two
     subject: _Words | None = None  # what is shown before `words`, such as a call's id
     live: Callable[[Any], bool] | bool = False  # whether the live view shows `words` as a problem
     logged: _Logged | None = None
@@ -77,7 +78,7 @@ class _Row(Struct, frozen=True):
 
 
 def summarize(body: Struct) -> str:
-    """Return a message's most important fields as text. Untrusted parts, even newlines, are not escaped."""
+    """Return in words what a message says. Untrusted parts are not escaped, and may contain newlines."""
     row = _row(body)
     words = _said(row.words, body)
     return f"{_said(row.subject, body)}: {words}" if row.subject else words
@@ -109,7 +110,7 @@ def severity_of(body: Struct) -> Severity:
 
 
 def mark_of(body: Struct) -> str:
-    """Return a word for the problem that a message reports; empty if it reports none."""
+    """Return a word or two for the problem that a message reports; empty if it reports none."""
     return _judged(body)[1]
 
 
@@ -130,8 +131,8 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield what to print about a message in a program without `LoggerObserver`: `(key, untrusted line)`."""
-    # Lines with the same key report the same problem: print only the first.
+    """Yield what a program without `LoggerObserver` logs about a message: `(key, untrusted line)`."""
+    # Lines with the same key report the same problem: only the first is to be logged.
     match body:
         case m.ServerDied(server=server, failure=failure):
             yield f"{server} died: {failure.cause}", f"server {_died(body)}"
@@ -175,7 +176,7 @@ def _if(condition: Callable[[Any], bool], severity: Severity, mark: str) -> _Jud
 
 
 def cut_results(request: m.RequestCompletion) -> tuple[m.ToolMessage, ...]:
-    """Return a request's tool results that were cut, because they were too long for the model."""
+    """Return a request's tool results that were cut, because they were longer than `max_result_chars`."""
     return tuple(item for item in request.new if isinstance(item, m.ToolMessage) and item.whole_chars)
 
 
@@ -185,7 +186,7 @@ def _cut_result(told: m.ToolMessage, by: str = ":") -> str:
 
 
 def failure_words(failure: m.TurnFailure) -> FailureWords:
-    """Return the words for the failure of a turn."""
+    """Return the words for a failure."""
     match failure:
         case m.ServerFailure(server=server, phase=phase, cause=cause):
             sentence = f"Failed to start MCP server '{server}': {cause}"
@@ -425,7 +426,7 @@ def problem(event: str, message: str, **fields: object) -> LogLine:
 
 
 def _fields_of(body: object, names: str) -> dict[str, Any]:
-    """Return fields of a message, such as `attempt error=failure.cause` (for a part under another name)."""
+    """Return the fields in `names`; `attempt error=failure.cause` names two, of which one is renamed."""
     paths = {name: path or name for name, _, path in (each.partition("=") for each in names.split())}
     values = {name: attrgetter(path)(body) for name, path in paths.items()}
     return {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
@@ -439,7 +440,7 @@ def _logs(event: str, words: _Words, fields: str, level: LogLevel = "warning") -
 def _notes(
     name: str, fields: str = "", *, error_type: str = "", detail: str = "", level: SpanLevel = "warning"
 ) -> _Noted:
-    """Return a function that makes a `SpanNote` with `fields` of the message; `detail` names a field, too."""
+    """Return a function that makes a `SpanNote` of a message: `fields` and `detail` name fields of it."""
 
     def noted(body: Any) -> SpanNote:
         described = attrgetter(detail)(body) if detail else ""
@@ -470,7 +471,7 @@ def _log_failed(body: m.TurnFailed) -> tuple[LogLine, ...]:
 
 
 def crash_verdict(crash: ActorFailed) -> Verdict:
-    """Return the verdict for a span that ended because an actor crashed."""
+    """Return the verdict for an actor's crash."""
     return Verdict("error", "actor_crashed", f"{crash.actor}: {crash.error}")
 
 
@@ -517,7 +518,7 @@ def _note_drift(body: m.ToolDrifted) -> SpanNote:
 
 
 def _about_llm(mark: str, words: _Words, event: str, fields: str) -> _Row:
-    """Return the row of a warning about a model. Its log line has the same words, and some `fields`."""
+    """Return the row of a warning about a model. Its log line is `LLM` and the same words, with `fields`."""
     return _warn(
         mark, words, live=True, logged=_logs(event, lambda body: f"LLM {_said(words, body)}", fields)
     )

@@ -23,7 +23,7 @@ class Overview(Struct, kw_only=True):
     title: str = ""  # the host's title, or the beginning of the first turn's text
     scripted: bool = False
     models: dict[str, int] = msgspec.field(default_factory=dict)  # number of replies by model
-    asked: dict[str, str] = msgspec.field(default_factory=dict)  # models, and their addresses
+    asked: dict[str, str] = msgspec.field(default_factory=dict)  # addresses by model
     servers: tuple[str, ...] = ()
     facts: m.JsonObject = msgspec.field(default_factory=dict)  # other texts and numbers of `EpisodeStarted`
     ending: str = ""  # why the episode ended, in a word
@@ -35,7 +35,7 @@ class Overview(Struct, kw_only=True):
     turns: int = 0  # the highest number; in a trace with forks, how many forks
     forks: tuple[str, ...] = ()  # for each, the turn that it repeats and its changes
     failures: int = 0  # turns that failed or ended with a fallback
-    last: str = ""  # how the last turn ended
+    last: str = ""  # the outcome of the turn that ended last
     messages: int = 0
     seconds: float = 0.0  # time of the last message since the trace began
     requests: int = 0

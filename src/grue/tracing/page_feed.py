@@ -1,7 +1,7 @@
 """The data of a trace's page: its messages, its turns, its spans and its story, found in one pass.
 
-A span says how long a step (`steps.py`) took, in which actor, and how it ended. The story groups messages
-that belong together into passages, in the order in which a person reads them.
+A span says how long a step (`steps.py`) took, in which actor, and whether it ended with a problem. The story
+groups messages that belong together into passages.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -33,14 +33,15 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     """A passage of the story; `viewer_page/trace.js` takes the fields in this order."""
 
     # A `fact` is a host's, a `prompt` the host's text for the agent, a `reply` a request and its reply, a
-    # `call` a tool call and its result, a `note` a problem or a change of the turn. Its `text` is: for a fact
-    # its headline; for a prompt `resumed`, or `shown` if it contains the text of a fact that the page shows
-    # above it; for an `end` `same` if the answer is the last reply's text.
+    # `call` a tool call and its result, an `end` the end of a turn, and a `note` any other message that
+    # reports a problem or is in `_TURNS_OF_THE_STORY`. The `text` of a fact is its headline. A prompt has
+    # `resumed`, or `shown` if it contains the text of a fact that the page shows above it, and an end has
+    # `same` if the answer is the last reply's text. Otherwise `text` is empty.
 
     turn: int
     kind: PassageKind
     seq: int  # number of the message that begins the passage
-    place: int = -1  # of a `call` in the reply that asked for it, from 0; -1: no reply asked
+    place: int = -1  # of a `call` in the reply that asked for it, from 0; -1: no such reply
     also: tuple[int, ...] = ()  # numbers of further messages, 0 for a missing one; of a `call`: see `_SENT`
     depth: int = 0  # 1 for a request of a server to the model
     text: str = ""
@@ -161,7 +162,7 @@ class StoryTeller:
 
 
 _TURNS_OF_THE_STORY = (m.TurnForked, m.TurnResumed, m.RewriteHistory, m.ToolsChanged, m.ApprovalPostponed)
-"""Messages that the page's story shows although they report no problem."""
+"""Messages that the page's story shows even if they report no problem."""
 
 
 SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "tool", "teardown", "host"]
@@ -177,9 +178,9 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
     label: str  # may be untrusted
     start_s: float  # since the trace began, as `end_s`
     end_s: float
-    first: int  # number of the message that began the step
-    last: int  # of the message that ended it, or of the last one before it was abandoned
-    grade: Literal["fail", "warn", ""] = ""  # `warn`: tried again, or ended with a warning
+    first: int  # number of the message that began it
+    last: int  # number of the message that ended it or, if none did, of the last one until then
+    grade: Literal["fail", "warn", ""] = ""  # severity of the message that ended it; `warn` also for a pause
 
 
 class SpanFinder:
@@ -266,14 +267,16 @@ class MarkCount(Struct, kw_only=True):
 
 
 class PageTurn(Struct, kw_only=True):
-    """A turn in the page; `viewer_page/trace.js` reads the fields by name. All texts are printable."""
+    """A turn in the page; `viewer_page/trace.js` reads the fields by name."""
+
+    # `reason`, `action`, `question` and `answer` are printable, but untrusted.
 
     turn: int  # 0 for messages before the first turn
     start_s: float  # since the trace began, as `end_s`
     end_s: float = 0.0
     outcome: str = ""  # kind of `TurnCompleted`, `failed`, `parked`, `unfinished`; empty: no `RunTurn`
     reason: str = ""  # why the outcome is not `answered`
-    action: str = ""  # what the host did with the answer
+    action: str = ""  # the latest headline of a fact, such as what the host did with the answer
     question: str = ""  # the beginning of the host's text
     answer: str = ""  # the beginning of the model's answer
     forked: bool = False
@@ -398,7 +401,7 @@ class Piece(Struct, frozen=True, kw_only=True):
 class PageFeed:
     """Makes the data of a page, piece by piece: call `see` with each envelope in order, then `finish`."""
 
-    # Call `take` when the piece is `due`, and once after `finish`. `images` collects the messages' images.
+    # Call `take` at the latest when the piece is `due`, and after `finish`. `images` collects the images.
 
     def __init__(self, images: ImageTable) -> None:
         self.overview = Overview()
@@ -417,7 +420,7 @@ class PageFeed:
         self._passages: dict[tuple[int, int], Passage] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> int:
-        """Add a message, and return its turn: the turn that it names or, if it names none, the latest."""
+        """Add a message, and return its turn: the one that it names or, if it names none, the highest yet."""
         turn = turn_of(envelope) or self._latest
         self._latest = max(self._latest, turn)
         writer = self._turns.get(turn)

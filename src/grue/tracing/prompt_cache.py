@@ -22,7 +22,7 @@ from grue.runtime.safe_text import printable
 from grue.tracing.message_words import kind_of
 
 PromptPart: TypeAlias = Literal["model", "tools", "system", "messages"]
-_MOST_KEPT = 1_000  # conversations after their turn; the longest unused is forgotten first
+_MOST_KEPT = 1_000  # conversations that are kept when a turn ends; the longest unused is forgotten first
 _AROUND = 24
 _EXCERPT = 72
 
@@ -38,7 +38,7 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
     cause: int  # number of the message in the trace that caused the difference
     cause_kind: str
     why: str
-    tokens: int = 0  # about how many are paid again: from that byte to the end of the shorter prompt
+    tokens: int = 0  # about how many are paid again: those from that byte to where the shorter one ends
 
 
 class CachedPrompt(Struct, frozen=True, kw_only=True):
@@ -53,11 +53,11 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
     prompt_bytes: int
     repeated_bytes: int
     compared_with: int | None = None  # number of the earlier `RequestCompletion`
-    after_s: float = 0.0  # between the two requests; most providers' caches keep a prompt for 5 minutes
+    after_s: float = 0.0  # between the two requests; a provider's cache may keep a prompt for only 5 minutes
     input_tokens: int = 0  # as the endpoint has counted them; 0: it has reported none
     cached_tokens: int = 0  # how many of these were read from the endpoint's cache
     whole: bool = True  # whether the trace holds all messages of the prompt
-    broken: PrefixBreak | None = None  # `None`: no part differs, or it is not compared
+    broken: PrefixBreak | None = None  # `None`: no compared part differs, or there is no earlier prompt
 
     @property
     def share(self) -> float:
@@ -74,7 +74,7 @@ _Place: TypeAlias = tuple[int, str]  # number and kind of a message in the trace
 
 
 class _Form(Struct, frozen=True):
-    """The wire profile and the model, and the message that reported them."""
+    """The wire profile and the model, and the message that set them."""
 
     profile: WireProfile
     model: str
@@ -95,7 +95,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
 
 
 class _Asked(Struct, frozen=True, kw_only=True):
-    """A request under way. `listed`: by server, the message with its latest tools."""
+    """A request under way. `listed`: by server, the latest message about its tools."""
 
     seq: int
     at: float
@@ -112,18 +112,20 @@ class _Prompted(Struct, kw_only=True):
     redacted: bool = False  # whether a secret in its messages was replaced, so that their digest differs
     sent: dict[bool, _Sent] = {}  # the last prompt with tools (`True`) and the last without
     last: _Sent | None = None
-    blame: list[tuple[int, int, str]] = []  # changes: unchanged bytes before, and what reports them
+    # For each change of what was said: the unchanged bytes before it, and number and kind of its message.
+    blame: list[tuple[int, int, str]] = []
     asks: m.ModelAsked | None = None  # the model that its turn asks now
     moved: _Place = (0, "")  # the message that chose this model
     adapted: _Place | None = None  # the message that changed the encoding after the last prompt
-    notes: list[tuple[int, str, str]] = []  # why the next request may offer no tools
+    # Why the next request may offer no tools: number and kind of a message, and the reason in words.
+    notes: list[tuple[int, str, str]] = []
 
 
 class CachedPrompts:
     """Compares each prompt of a trace with an earlier one. Call `see` with the trace's messages in order."""
 
     def __init__(self) -> None:
-        self.left_out = 0  # how many entries the latest rewrite of a history has replaced by one
+        self.left_out = 0  # how many entries the latest rewrite has replaced by one; 0 unless it shortened
         self._talks: dict[m.ConversationId, _Prompted] = {}
         self._turns: dict[int, m.ConversationId] = {}
         self._asked: dict[int, _Asked] = {}
@@ -133,7 +135,7 @@ class CachedPrompts:
         self._dropping: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Any) -> CachedPrompt | None:
-        """Return the request that a message ends, compared; `None`: none ends, or it failed or is a copy."""
+        """If a message ends a request, return that request, compared; `None` if it failed or is a copy."""
         prompt = self._see(envelope)
         if envelope.redacted:
             for talk in self._running(envelope.turn):
@@ -320,7 +322,7 @@ class CachedPrompts:
             del self._talks[name]
 
     def _dropped(self, body: m.ReplyDropped, envelope: Any) -> _Asked | None:
-        """Remove a dropped reply from its conversation. Return its request; `None`: the request had ended."""
+        """Remove a dropped reply from its conversation. Return its request; `None`: it had ended before."""
         talk = self._talks.get(self._dropping.pop(envelope.cause or 0, m.ConversationId("")))
         if talk is not None:
             talk.encoded.history.forget()
@@ -562,8 +564,8 @@ def _listing(
     tool: m.ToolDefinition, pair: _Compared, talk: _Prompted, asked: _Asked, why: str
 ) -> tuple[int, str, str]:
     """Return the trace message that made the prompt differ in `tool`, and why."""
-    # It is the turn's `RunTurn` if that names other tools or servers than the turn before; otherwise the
-    # latest message in which the tool's server listed its tools.
+    # It is the turn's `RunTurn` if that names other tools or servers than the earlier prompt's; otherwise the
+    # latest message about the tools of the tool's server.
     before, now = pair.earlier.run, pair.sent.run
     if before is not None and now is not None and before is not now:
         wanted = before.tools != now.tools
@@ -617,7 +619,7 @@ class CacheTotals(Struct, frozen=True, kw_only=True):
     breaks: int = 0  # how many of these have a `PrefixBreak`
     input_tokens: int = 0
     repeated_tokens: int = 0  # about how many of the input tokens repeat an earlier prompt
-    cached_tokens: int = 0  # how many of the input tokens were billed as read from a cache
+    cached_tokens: int = 0  # how many of the input tokens were reported as read from a cache
     paid_again: int = 0
 
 

@@ -273,8 +273,8 @@ _CUT = "… [cut: "
 
 
 def same_redacted(one: str, other: str) -> bool:
-    """Return whether two texts are equal, where one was computed with secrets and one with placeholders."""
-    # It ignores quotes around a placeholder (the secret was a number in JSON), punctuation after one (it was
+    """Return whether two texts agree, where one was computed with secrets and one with placeholders."""
+    # Ignore quotes around a placeholder (the secret was a number in JSON), punctuation after one (it was
     # replaced together with the secret), and what follows the place where a text was cut.
     first, second = _around_placeholders(one), _around_placeholders(other)
     if first == second:
@@ -304,7 +304,7 @@ def _placeholders(text: str) -> Iterator[int]:
 
 
 def quote_placeholders(arguments: str) -> str:
-    """Put quotes around each placeholder for a redacted number, so that the text is valid JSON again."""
+    """Put quotes around placeholders outside of strings (for redacted numbers), to make JSON valid again."""
     return _TOKEN.sub(lambda token: f'"{token.group(1)}"' if token.group(1) else token.group(), arguments)
 
 
@@ -316,7 +316,8 @@ class Connections:
     """The connection state of each server between turns, computed from the trace."""
 
     def __init__(self) -> None:
-        # The servers whose last start failed the turn. A process that went on may know of an earlier success.
+        # The servers whose last start made its turn fail. A host that went on in the same process may still
+        # know that such a server had connected before.
         self.unsure: set[m.ServerName] = set()
         self._known: dict[m.ServerName, conn.Settled] = {}
         self._recorded: dict[m.ServerName, conn.Settled] = {}
@@ -446,7 +447,7 @@ class _Session:
             self._expect(order, cause)
 
     def _before_failure(self, first: m.ConnectFailed, policy: FailurePolicy) -> conn.ConnectionState:
-        """Return the state before a first attempt that failed, which a fork's trace does not show."""
+        """Return the state before a first attempt that failed. The trace may not show what led to it."""
         if first.then == "retry":
             return conn.Proven()
         disabled = next((each.body for each in self._sent if isinstance(each.body, m.McpDisabled)), None)

@@ -1,7 +1,7 @@
 """Print a trace as a table for people, or as JSON Lines for programs: `grue trace show FILE`.
 
-Only one message is in memory at a time. Unless it is followed, a file is read twice, first for the widths of
-the columns.
+Only one message is in memory at a time. For a table of a trace that is not followed, the file is read twice,
+first for the widths of the columns.
 """
 
 import functools

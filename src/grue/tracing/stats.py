@@ -144,7 +144,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
     requests: int = 0  # including servers' samplings
     retries: int = 0  # how often a request was sent again after a failure
     cut_replies: int = 0  # ended at their length limit
-    usage: m.Usage  # with estimates for replies that broke off or were cancelled
+    usage: m.Usage  # with estimates where the endpoint reports none, as for replies that broke off
     duration: Durations  # of answered requests, from the first attempt
     dropped_replies: int = 0  # because tools were not as presumed
     cut_results: int = 0  # tool results cut before the model read them
@@ -173,7 +173,7 @@ class ServerStats(Struct, frozen=True, kw_only=True):
     retries: int = 0  # failed attempts with another one after them
     disabled: int = 0
     deaths: int = 0  # in the middle of a call
-    endings: dict[str, int]  # by `SessionClosed.ending`; `none`: no process
+    endings: dict[str, int]  # how many sessions had each `ending`; `none`: no process
     startup: Durations  # of the attempts that opened a session
     spares: int = 0  # sessions opened in advance
     spares_lost: int = 0  # spare or kept sessions that could not be used
@@ -194,7 +194,7 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
     """The statistics of an episode."""
 
     episode: str
-    started_at: float  # since the epoch
+    started_at: float  # seconds since the epoch
     messages: int
     trace_bytes: int
     payload_bytes: int

@@ -13,9 +13,9 @@
 
 When a request or a server's start is tried again, the attempt ends, and a new attempt of that step begins. If
 a turn was killed, or its agent crashed, the trace has no message that ends the turn. Such a turn ends with
-the host's next fact that is recorded between turns, with a `RunTurn` of the same number or, after a crash,
-with any `RunTurn`. When a turn ends, all its steps that are still under way are abandoned, except `host`
-steps. `EpisodeResumed` abandons all.
+the host's next fact that is recorded between turns, with a `RunTurn` of the same number, after a crash with
+any `RunTurn`, and at the latest with the trace. When a turn ends, all its steps that are still under way are
+abandoned, except `host` steps. `EpisodeResumed` abandons all.
 """
 
 from collections.abc import Hashable
@@ -40,7 +40,7 @@ class Step(Struct, frozen=True, kw_only=True):
     turn: int
     began: Envelope[Any]  # the first attempt's first message
     attempt: int = 1  # from 1
-    start_s: float  # after the pause before a retry
+    start_s: float  # time `t` at which the attempt begins: a retry begins after the pause
     first: int  # number of this attempt's first message
 
 
@@ -143,7 +143,7 @@ class StepTracker:
                 self._end(("session", turn, server))
 
     def _question(self, kind: StepKind, envelope: Envelope[Any]) -> Hashable:
-        """Return the key of the request that `envelope` answers, or `None` if no cause or number tells it."""
+        """Return the key of the request that `envelope` answers; `None` if it is not known."""
         if envelope.cause is not None:
             return (kind, envelope.cause)
         number = getattr(envelope.body, "request", None)
@@ -201,11 +201,11 @@ _MOVING = frozenset({
     m.RequestCompletion, m.CompletionRetried, m.CompletionReceived, m.CompletionFailed, m.ReplyDropped,
     m.CheckToolSupport, m.ToolSupportChecked,
 })  # fmt: skip
-"""The messages with which a step begins or ends, besides facts."""
+"""The messages from which `StepTracker` learns that a step begins or ends, besides facts."""
 
 
 def moves_steps(kind: type) -> bool:
-    """Return whether a message of this class can begin or end a step."""
+    """Return whether `StepTracker.take` needs the messages of this class."""
     if issubclass(kind, Fact):
         return kind.between_turns or bool(kind.step) or issubclass(kind, EpisodeResumed)
     return kind in _MOVING

@@ -24,7 +24,7 @@ class TurnRow(Struct, kw_only=True):
 
     episode: str  # id in its fleet; elsewhere the run folder's name
     turn: int
-    began_at: float  # since the epoch
+    began_at: float  # seconds since the epoch
     duration_s: float | None = None
     outcome: str | None = None  # kind of `TurnCompleted`, or `failed`, `parked`
     reason: str | None = None  # why the outcome is not `answered`
@@ -50,7 +50,7 @@ class CallRow(Struct, kw_only=True):
     call_id: str
     tool: str  # such as `files.read`; the model may have invented it
     arguments: str  # as the model wrote them
-    changed_arguments: m.JsonObject | None = None  # sent instead, by a person
+    changed_arguments: m.JsonObject | None = None  # sent instead, because a person changed them
     settlement: str  # such as `returned`, `timed_out`, `interrupted`
     is_error: bool
     error: str | None = None

@@ -1,4 +1,4 @@
-"""Split an episode's trace into its turns, which overlap in `Runner.map`, and leave out a fork's copies."""
+"""Split an episode's trace into its turns, which overlap in `Runner.map`, and find what a fork did itself."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ class TurnSlice(Struct):
     again: bool = False  # whether the slice before has the same turn number or a higher one
     begun: bool = False  # whether the turn's `RunTurn` has arrived
     over: bool = False  # whether the turn has ended or crashed
-    overtaken: bool = False  # a later turn has started, and nothing has come for this one since
+    overtaken: bool = False  # whether a later turn has begun, and nothing has come for this one since
     envelopes: list[EpisodeEnvelope] = field(default_factory=list)
 
     @property
@@ -57,7 +57,7 @@ class TurnSplitter:
         self._last = 0
 
     def completed_by(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
-        """If `envelope` begins a slice, yield those that get no further envelopes, and add the new slice."""
+        """If `envelope` begins a slice, yield the slices that get no more envelopes, and add the new one."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None

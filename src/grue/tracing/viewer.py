@@ -36,8 +36,8 @@ SCRIPTS = (
 
 def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     """Write a trace as a page that only its owner can read, and return the episode's overview."""
-    # The same trace always gives the same bytes. The page gets the modification time that the trace had at
-    # first: if the trace grows meanwhile, the page is older. `TraceError` leaves no partial page.
+    # The same trace and title give the same bytes. The page gets the modification time that the trace had at
+    # first: so if the trace grows meanwhile, the page is older than it. `TraceError` leaves no partial page.
     reader = open_episode(trace)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, reader.path)
@@ -212,14 +212,14 @@ class _Run(Struct, frozen=True, kw_only=True):
     name: str  # path in the folder
     page: str = ""  # relative address; empty: `error` says why there is no page
     episode: str = ""
-    started: float = 0.0  # since the epoch
+    started: float = 0.0  # seconds since the epoch
     overview: Overview = msgspec.field(default_factory=Overview)
     error: str = ""
 
 
 def write_index(folder: Path, runs: Iterable[Path]) -> Path:
     """Write `index.html` into a folder of episodes, with a row for each of `runs`."""
-    # Also write a page beside each trace, unless grue's page there is as new as the trace, or is not grue's.
+    # Also write a page beside each trace, unless the page there is as new as the trace, or is not grue's.
     # Raises `TraceError` if the index cannot be written, or there is one that grue has not written.
     target = folder / INDEX_FILE
     refuse_foreign(target, "runs")

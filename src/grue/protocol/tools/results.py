@@ -15,9 +15,10 @@
 | - SVG, or text in base64    |                                       | type, size, the decoded text  |
 | - anything else             |                                       | unchanged                     |
 
-The model does not read the base64 in blocks of images, audio or resources. If a result has structured
-content, its text blocks are dropped, because they repeat it. Media are checked before they are attached: a
-provider refuses a request because of one broken image, and every later request would contain that image too.
+The model does not read the base64 in blocks of images, audio or resources, unless a block is malformed. If a
+result has structured content, its text blocks are dropped, because they repeat it. Media are checked before
+they are attached: a provider refuses a request because of one broken image, and every later request would
+contain that image too.
 To add a media type, add it to the tables below.
 
 Source: P25, P41-P44, R6.2, R11.1, R11.2, R11.4, R11.5
@@ -480,7 +481,10 @@ def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
 
 
 def _readable(content: object, room: MediaRoom | None) -> object:
-    """Return content blocks without base64, and any other content unchanged."""
+    """Replace the base64 in content blocks.
+
+    Other content is unchanged, and so is a malformed block, or a list with an item that is not a block.
+    """
     blocks = content if isinstance(content, list) else ()
     if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
         return content

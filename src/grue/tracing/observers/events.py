@@ -31,7 +31,7 @@ MESSAGE_LIMIT = 2000  # characters of an event's text; its fields hold the whole
 class Event(Struct, frozen=True, kw_only=True):
     """One event of an episode."""
 
-    at: float  # since the epoch
+    at: float  # seconds since the epoch
     level: LogLevel
     event_type: str  # such as `mcp_tool_call`
     message: str  # one printable line
@@ -114,7 +114,7 @@ class _TurnLines:
 
     def _of_calls(self, body: object) -> Iterator[LogLine]:
         match body:
-            case m.CompletionReceived(tool_calls=calls) if calls:  # not if a server has asked the model
+            case m.CompletionReceived(tool_calls=calls) if calls:  # a server's request (sampling) gets none
                 self._broken_by = None
                 self._calls = {call.call_id: call for call in map(named_call, calls)}
             case m.ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):

@@ -50,12 +50,13 @@ class LangfuseObserver(Outbox):
 
     Args:
         client: The caller's client, which is flushed but never shut down. `None`: the observer creates one
-            from the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY`, `LANGFUSE_BASE_URL`). This
-            client does not touch the global tracer provider, and lives until the process ends.
+            from the environment (`LANGFUSE_PUBLIC_KEY`, `LANGFUSE_SECRET_KEY` and, for another address than
+            Langfuse's cloud, `LANGFUSE_BASE_URL`). This client does not touch the global tracer provider, and
+            lives until the process ends.
         session_id: The Langfuse session's id, until a fact of the host gives another; `None`: a new id.
-        capture_content: Send prompts, arguments, outputs and error texts; otherwise only names, sizes, usage
-            and kinds of errors. With `"reference"`, a generation has only its new messages, and the number of
-            its request in grue's trace.
+        capture_content: Send prompts, arguments, outputs and error texts; otherwise only names, ids,
+            settings, sizes, usage and kinds of errors. With `"reference"`, a generation has only its new
+            messages, and the number of its request in grue's trace.
         warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 

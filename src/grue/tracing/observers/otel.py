@@ -54,7 +54,8 @@ class OtelObserver(Outbox):
 
     Args:
         tracer_provider: The caller's provider, which is flushed but never shut down. `None`: the global
-            provider if one is set, otherwise a new one that sends to `OTEL_EXPORTER_OTLP_ENDPOINT` over HTTP.
+            provider if one is set, otherwise a new one that sends over HTTP to the address in
+            `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`.
         capture_content: Send prompts, arguments, outputs and error texts. With `"reference"`, the span of a
             completion has only the new messages, and the number of the request in grue's trace.
         session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
@@ -166,7 +167,7 @@ class _OtelSink(SpanSink):
         self.ids: _Ids | None = None
         others = getattr(self._tracer, "id_generator", None)
         if others is not None:  # the tracer is of OpenTelemetry's SDK
-            self._tracer = copy.copy(self._tracer)  # the provider gives its tracer to all observers
+            self._tracer = copy.copy(self._tracer)  # the provider gives the same tracer to all observers
             self._tracer.id_generator = self.ids = _Ids(others)
         self._root: Any = None
 

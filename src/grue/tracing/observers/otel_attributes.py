@@ -376,7 +376,8 @@ def _finished(reason: str | None) -> Attributes:
 
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
     """Return what a resumed turn used after it was resumed; for any other turn, the whole usage."""
-    # The parked turn's span has the earlier usage. MLflow adds up all spans, so it would count that twice.
+    # The earlier usage is in spans of the parked part. A backend that adds up, as MLflow does, would count it
+    # twice.
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage
     return Spent(usage=usage).less(Spent(usage=subject.resumed.parked.usage)).usage

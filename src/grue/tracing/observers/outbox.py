@@ -64,7 +64,7 @@ class OutboxStatistics(Struct, frozen=True, kw_only=True):
 
 
 class Outbox:
-    """An observer that passes each envelope to `consumer`, in a thread of its own. For one recorder only."""
+    """An observer that passes envelopes to `consumer`, in a thread of its own. For one recorder only."""
 
     # Pieces of streamed text (`TextDelta`) are left out, because the whole reply follows.
 
@@ -84,7 +84,7 @@ class Outbox:
         self._taken = self._dropped = self._failed = 0
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Put `envelope` into the queue, or drop it. Never waits and never raises."""
+        """Put `envelope` into the queue, or drop it. Never waits for the consumer, and never raises."""
         del line
         if self._closed or isinstance(envelope.body, m.TextDelta):
             return
@@ -115,7 +115,7 @@ class Outbox:
         return self._closed
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until the consumer has handled everything queued so far; return `False` after `timeout_s`.
+        """Wait until the consumer has handled everything queued so far; `False`: it takes over `timeout_s`.
 
         Blocks: do not call it in an event loop. The backend's client may still hold data.
         """
@@ -133,7 +133,7 @@ class Outbox:
         """Refuse further envelopes, send the queued ones, and end the thread. A second call only waits again.
 
         Blocks: do not call it in an event loop. After `timeout_s` (0: at once) the thread goes on alone.
-        Returns whether there is no thread left to wait for.
+        Returns whether there is no thread left to wait for. In a forked child, the call does nothing.
         """
         if self._process != os.getpid():
             return True

@@ -1,4 +1,4 @@
-"""The run folder of an episode: its trace, its two logs and, at the end, its result.
+"""The run folder of an episode: its trace, its two logs and, if the host writes it, its result.
 
 `events.jsonl` is for programs, one JSON object a line; `episode.log` is for people. Events outside turns have
 turn 0; the episode's end has the number of turns.
@@ -134,8 +134,8 @@ class RunFolder(Closing):
         """Write a file of the host's own into the folder, without secrets, and return its name.
 
         Args:
-            name: Path of the file in the folder, such as `artifacts/page.json`. In its last part, characters
-                other than letters, digits, `.`, `_` and `-` become `_`.
+            name: Path of the file in the folder, such as `artifacts/page.json`. In its last part, a `_`
+                replaces other characters than letters, digits, `.`, `_` and `-`.
             content: JSON if `name` ends in `.json`, text in UTF-8 otherwise.
 
         Raises:
@@ -185,7 +185,7 @@ def new_run_path(parent: Path, suffix: str = "") -> Path:
 
 
 class _Log(ABC):
-    """Appends each message's log events to a file. They are flushed before the next message is recorded."""
+    """Appends each message's log events to a file, at once and without a buffer."""
 
     what: ClassVar[str]
 

@@ -22,7 +22,7 @@ DETAIL_LIMIT = 1_000  # longest text of a failure's reason, in characters
 
 
 class SpanSink(ABC):
-    """The base of span exporters. An outbox calls the methods, all from one thread."""
+    """The base of span exporters. An outbox calls `consume` and `finish`, from one thread."""
 
     def __init__(self, feed: SpanFeed) -> None:
         self._feed = feed
@@ -64,7 +64,7 @@ class SpanSink(ABC):
 
     @abstractmethod
     def open(self, event: SpanOpened, inside: Any) -> Any:
-        """Begin a span, and return the backend's object for it; `inside` is that of its parent."""
+        """Begin a span, and return the backend's object for it; `inside`: its parent's, or `None`."""
 
     @abstractmethod
     def note(self, event: SpanNoted, span: Any) -> None:
@@ -106,8 +106,8 @@ def shown_history(
     sent: AsSent, *, whole: bool
 ) -> tuple[tuple[m.ConversationItem | m.AssistantReply, ...], int]:
     """Return the part of a conversation that a generation's span shows, and how many messages it lacks."""
-    # The part is its new messages and, if `whole`, all system texts and the latest earlier messages that fit
-    # into `HISTORY_LIMIT` characters.
+    # The part is the new messages and, if `whole`, the earlier system texts and those of the latest earlier
+    # messages that fit into `HISTORY_LIMIT` characters.
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:
         return new, len(earlier)

@@ -6,21 +6,24 @@ Episode
    ├─ ToolSession, from the first request that offers tools to the turn's end
    │  ├─ Generation, for each completion that was asked for
    │  └─ ToolUse, for each call that was sent to its server
-   ├─ Generation, in a turn without tools
+   ├─ Generation, for a completion before the first offer of tools, or in a turn without tools
    └─ ToolUse, for each call that the host itself makes and records after the turn has ended
 ```
 
-An envelope belongs to the turn of the envelope that caused it; without a cause (a deadline, a crash), to the
-latest open turn that has its turn number. A session that was opened outside a turn is a child of the episode,
-and the calls that the host makes in it are children of the session, or of the turn that has just ended if the
-host records them with its number. For any sequence of envelopes:
-- Each span that is opened is closed exactly once, after everything inside it, except for a host's calls in a
-  turn that has ended.
-- A completion or call that is open when its turn ends is closed without an outcome. So is a turn without a
-  recorded end, because its agent crashed or the episode ended first: at the time of its last envelope.
-- A host's `EpisodeEnded` decides how the episode ended. If a host recorded only the beginning, the episode
-  was cut off. Without a host's facts, it ended as its last turn did, or was cut off if a turn is still open.
-- Each time is the first envelope's wall clock plus the monotonic time since then.
+An envelope belongs to the turn of the envelope that caused it. If it has no cause (a deadline, a crash), or
+that turn is over, it belongs to the latest open turn that has its turn number. A session that was opened
+outside a turn is a child of the episode. The calls that the host makes in it are children of the session, or,
+if the host records them with the number of the turn that has just ended, of that turn. For any sequence of
+envelopes:
+- Each span that is opened is closed exactly once, at the latest by `finish`, and after everything inside it,
+  except for a host's calls in a turn that has ended.
+- A completion or call that is open when its turn ends is closed without an outcome. So is a turn whose end is
+  not recorded, because its agent crashed or the episode ended first: at the time of its last envelope.
+- A host's `EpisodeEnded` decides how the episode ended. If a host recorded only its start or resumption, the
+  episode was cut off. Without a host's facts, it ended as the last turn or session did, or was cut off if one
+  of them is still open.
+- Each time is the first envelope's wall clock plus the monotonic time since then, and never before the time
+  of an earlier envelope.
 
 Source: P31-32
 """
@@ -42,17 +45,17 @@ from grue.tracing.message_words import Verdict, crash_verdict, failure_words, no
 from grue.tracing.steps import StepBegan, StepTracker
 from grue.tracing.turn_slices import OwnMessages
 
-MOST_KEPT = 100  # conversations after their turn; the longest unused is forgotten first
+MOST_KEPT = 100  # conversations that are kept when a turn ends; the longest unused is forgotten first
 
 
 class AsSent(Struct, frozen=True):
-    """A request to the model, and the conversation up to and with it."""
+    """The conversation up to and with a request to the model."""
 
     said: tuple[m.ConversationItem | m.AssistantReply, ...]  # the conversation, oldest first
     fresh: int  # how many messages at the end of `said` are new in this request
-    missing: int = 0  # how many earlier entries of the history are not in the trace
+    missing: int = 0  # how many earlier entries of the history are not in `said`
     tools: tuple[m.ToolDefinition, ...] = ()
-    answer: m.AnswerSchema | None = None  # the schema that the request demands; `None`: any text
+    answer: m.AnswerSchema | None = None  # the schema that the request demands, if it demands one
     message: int = 0  # number of the `RequestCompletion` in the trace
 
 
@@ -133,7 +136,7 @@ class Conversations:
         )
 
     def _end(self, name: m.ConversationId, end: m.TurnCompleted | m.TurnFailed) -> None:
-        """Add a turn's end to its conversation. Forget the conversation if no later turn can continue it."""
+        """Add a turn's end to its conversation. Forget a conversation that no later turn continues."""
         self._talk(name).take(end)
         if name == f"turn-{end.turn}":
             self._talks.pop(name, None)
@@ -141,7 +144,7 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # A conversation that is not in `_talks` is a single request of a server (sampling).
+        # A conversation that is not in `_talks` is, for example, a single request of a server (sampling).
         return self._talks.get(name) or _Talk()
 
 
@@ -149,7 +152,7 @@ SpanId = NewType("SpanId", int)  # number of a span in its feed, from 1
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """An episode, or its part after a resumption. `started`: `None` if no host has recorded its start."""
+    """An episode, or its part after a resumption. `started`: `None` for such a part, or without a host."""
 
     episode_id: str
     started: EpisodeStarted | None = None
@@ -166,7 +169,7 @@ class Generation(Struct, frozen=True, kw_only=True):
     """One completion: its request, with the messages before it (`sent`)."""
 
     request: m.RequestCompletion
-    asks: m.ModelAsked  # empty texts while they are unknown
+    asks: m.ModelAsked  # its texts are empty while they are unknown
     sent: AsSent
     asked_by: str = "agent"  # the agent, or a server that samples
 
@@ -181,11 +184,11 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     arguments: m.JsonObject
     timeout_s: float | None = None
     iteration: int = 0  # number of the reply with the call, among replies with calls; 0 outside turns
-    protocol_version: str = ""  # empty: the server does not speak MCP
+    protocol_version: str = ""  # empty: the server does not speak MCP, or its start is not in the trace
     description: str = ""  # the server's text; untrusted
     address: str = ""  # the URL of a server over HTTP
-    request_id: str = ""  # of the JSON-RPC request; known when the span is closed
-    error_code: int | None = None  # of the JSON-RPC error, likewise
+    request_id: str = ""  # of the JSON-RPC request, if there was one; set when the call has ended
+    error_code: int | None = None  # of the JSON-RPC error, if there was one; likewise
     message: int = 0  # number of the `ToolCalled` in the trace
 
 
@@ -222,7 +225,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
 
     span: SpanId
     parent: SpanId | None  # `None`: this span is the outermost
-    at: float  # since the epoch
+    at: float  # seconds since the epoch
     turn: int
     subject: Subject
     conversation: str = ""  # its id or, without one, the episode's
@@ -230,7 +233,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):
-    """An event without duration in a span. `facts` may hold names, but no other texts of models or tools."""
+    """An event without duration in a span. `facts` has names and ids, but no content of models or tools."""
 
     span: SpanId
     at: float
@@ -315,7 +318,7 @@ class SpanScope:
 
     @property
     def innermost(self) -> SpanId:
-        """The parent span of generations and tool calls: the tool session or, without one, the turn."""
+        """The span in which a new one usually begins: the tool session or, without one, the turn."""
         return self.session or self.root
 
     def summary(self, end: m.TurnCompleted | m.TurnFailed | None) -> SessionSummary:
@@ -521,12 +524,12 @@ class SpanFeed:
                 self._outside_turns(scope, body)
 
     def _learn(self, scope: SpanScope, model: str, endpoint: str) -> None:
-        """Store the model and endpoint that a message names, unless the turn's `RunTurn` has named them."""
+        """Store the model and endpoint that a message names, unless an endpoint is known already."""
         if not scope.asks.address:
             self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 
     def _outside_turns(self, scope: SpanScope, body: object) -> None:
-        """End the span of a session outside turns if `body` says that the session ended."""
+        """End the span of a session outside turns if `body` says that the session ended or did not open."""
         if isinstance(scope.command, m.RunTurn):
             return
         match body:
@@ -605,7 +608,7 @@ class SpanFeed:
         return self._open(scope, subject, self._asked_by(scope, asked.sender)).span
 
     def _asked_by(self, scope: SpanScope, sender: str) -> SpanId:
-        """Return the parent span of a request to the model. For sampling, it is the server's tool call."""
+        """Return the parent span of a request to the model. For sampling: the server's open call, if any."""
         for span in scope.open.values():
             if isinstance(span.subject, ToolUse) and span.subject.server == sender:
                 return span.span
