@@ -1,4 +1,4 @@
-"""The settings that a replay can change, and which recorded events cannot happen with the new settings.
+"""The settings that a replay can change, and the recorded events that changed time limits make impossible.
 
 For example, a result that was recorded after 8 s is impossible if calls now time out after 5 s.
 """
@@ -52,7 +52,7 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return the replayed `command` with limits and policies of `recorded`, if both are of one kind."""
+        """Return the replayed `command`; if `recorded` is of its kind, with limits and policy as recorded."""
         # Otherwise each message that repeats a changed limit or policy would be reported as a difference.
         if not self or type(command) is not type(recorded):
             return command
@@ -101,7 +101,7 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
 
 
 def merged(fields: Any, changed: Mapping[str, object]) -> Any:
-    """Return a Struct with some fields changed; raises `ValueError` or, out of range, `MCPConfigError`."""
+    """Return a Struct with `changed` fields. Raises `ValueError`; `MCPConfigError` if one is out of range."""
     kind = type(fields)
     for name in changed:
         if name in NOT_REPLAYED:

@@ -41,7 +41,7 @@ _MOST_ANSWERS = 5
 
 
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
-    """Yield the differences between two traces, in the order of the left trace; raises `TraceError` late."""
+    """Yield the differences between two traces, in the order of the left one; may raise `TraceError`."""
     forked = _forked_turns(left) | _forked_turns(right)
     lengths: set[int] = set()
     lefts = _noting(lengths, lean_turns(left))
@@ -70,7 +70,7 @@ def _noting(lengths: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
-    """Yield the lines of a report: that the traces are identical, or the first or `every` divergence."""
+    """Yield the lines of a report: no difference, or the first one; with `every`, all differences."""
     count = 0
     for divergence in divergences:
         count += 1

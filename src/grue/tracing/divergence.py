@@ -1,6 +1,6 @@
 """The differences between two messages, and the description of two versions of a turn that differ.
 
-Descriptions are printable, but untrusted. As JSON values, `2` equals `2.0`, but `true` does not equal `1`.
+Descriptions are printable, but untrusted. In a comparison, `2` equals `2.0`, but `true` does not equal `1`.
 """
 
 import functools

@@ -174,7 +174,7 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
         return f"{self.model} (scripted)" if self.scripted else self.model
 
     def labels(self) -> m.JsonObject:
-        """Return the fields of this fact that Langfuse and OpenTelemetry get."""
+        """Return metadata of the episode for Langfuse and OpenTelemetry."""
         return {
             "model": self.model,
             "scripted": self.scripted,
@@ -220,7 +220,7 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True):
         return ""
 
     def labels(self) -> m.JsonObject:
-        """Return the fields of this fact that Langfuse and OpenTelemetry get."""
+        """Return metadata of the episode for Langfuse and OpenTelemetry."""
         return {"reason": self.reason, "turns": self.turns}
 
     def summary(self) -> str:

@@ -38,7 +38,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         facts: Iterable[str] = (),
         failures: bool = False,
     ) -> "Filter":
-        """Make a filter from the texts that people write as options. A unique part of a kind is enough."""
+        """Make a filter from the texts that people write as options. For a kind, a unique part is enough."""
         # `facts` names further kinds: facts whose hosts are not installed. Raises `MCPConfigError` for a turn
         # or message that is no number or range, and for a kind that is unknown or fits several names.
         names = {*map(name_of, known_kinds().values()), *facts}

@@ -76,7 +76,7 @@ def write_mark(folder: Path, mark: Mark) -> Path:
 
 
 def read_marks(folder: Path) -> list[Mark]:
-    """Return the marks in the first 100 files, by name. A file that holds no mark of its name is skipped."""
+    """Return the marks in the first 100 files by name; files that hold no mark of their name are skipped."""
     marks = []
     for name in _names(folder)[:_MOST_MARKS]:
         try:

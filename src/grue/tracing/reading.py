@@ -111,7 +111,7 @@ def union_of(kinds: Iterable[type[Struct]]) -> Any:
     return functools.reduce(operator.or_, kinds)
 
 
-# Make the first decoder now: if two threads made it at the same time later, msgspec would crash the process.
+# Make the first decoder now: if two threads made it at the same time later, msgspec could crash the process.
 msgspec.json.Decoder(union_of(known_kinds().values()))
 
 

@@ -216,7 +216,7 @@ class AgentReplay:
 
 
 def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
-    """Replay a turn in up to 1000 orders of its events. Return the first that agrees, else the furthest."""
+    """Replay a turn in up to 1000 orders of its events; return the first that agrees, else the furthest."""
     best: AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
         replay = AgentReplay(turn, changes, order)
@@ -551,7 +551,7 @@ class TurnReplay(Struct, frozen=True, kw_only=True):
 def replay(
     envelopes: Iterable[EpisodeEnvelope], changes: Changes = _UNCHANGED, *, turn: int | None = None
 ) -> Iterator[TurnReplay]:
-    """Replay a trace turn by turn, or only turns with the number `turn`; may raise `TraceError` late."""
+    """Replay a trace turn by turn, or only turns with the number `turn`; may raise `TraceError`."""
     connections = Connections()
     # The process may have been killed in the trace's last turn, or in the last turn before a resumption.
     for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):

@@ -46,7 +46,7 @@ def require_langfuse() -> None:
 class LangfuseObserver(Outbox):
     """An observer that reports an episode to Langfuse, from its own thread.
 
-    A problem with Langfuse gives one warning. It never makes a turn fail, wait or behave differently.
+    The first problem with Langfuse gives a warning. No problem makes a turn fail, wait or behave differently.
 
     Args:
         client: The caller's client, which is flushed but never shut down. `None`: the observer creates one

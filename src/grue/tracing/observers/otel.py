@@ -50,7 +50,8 @@ def _installed() -> bool:
 class OtelObserver(Outbox):
     """An observer that exports an episode as OpenTelemetry spans, from its own thread.
 
-    A problem with the backend gives one warning. It never makes a turn fail, wait or behave differently.
+    The first problem with the backend gives a warning. No problem makes a turn fail, wait or behave
+    differently.
 
     Args:
         tracer_provider: The caller's provider, which is flushed but never shut down. `None`: the global

@@ -115,9 +115,10 @@ class Outbox:
         return self._closed
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until the consumer has handled everything queued so far; `False`: it takes over `timeout_s`.
+        """Wait at most `timeout_s` until the consumer has handled everything queued so far.
 
-        Blocks: do not call it in an event loop. The backend's client may still hold data.
+        Blocks: do not call it in an event loop. Returns whether the consumer has handled everything. The
+        backend's client may still hold data.
         """
         thread = self._thread
         if thread is None or self._process != os.getpid():

@@ -135,7 +135,7 @@ class RunFolder(Closing):
 
         Args:
             name: Path of the file in the folder, such as `artifacts/page.json`. In its last part, a `_`
-                replaces other characters than letters, digits, `.`, `_` and `-`.
+                replaces each run of characters that are not letters, digits, `.`, `_` or `-`.
             content: JSON if `name` ends in `.json`, text in UTF-8 otherwise.
 
         Raises:

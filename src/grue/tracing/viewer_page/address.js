@@ -1,13 +1,12 @@
 // The part of the page's address after `#` says what is shown: these parts, joined by `&`.
 //   123            a message, in the list of messages        turn-3       a turn, in the story
-//   tab=messages   the other tab                             passage=12   a passage of the story
+//   tab=messages   another tab than the story                passage=12   a passage of the story
 //   request=12     the request as it was sent                plot=score   what is plotted
-//   tab=table      the table of the turns
 //   q, turns, actor, kind, failures: the search and the filters
 
 const FILTER_PARTS = ["q", "turns", "actor", "kind", "failures"];
 
-/** Return the parts of an address as a plain object; what cannot be read is left out. */
+/** Return the parts of an address as a plain object; parts of another form are left out. */
 function readAddress(hash) {
   const parts = {};
   for (const part of hash.replace(/^#/, "").split("&")) {
@@ -31,7 +30,7 @@ function decoded(value) {
   }
 }
 
-/** Return the shortest address from which `readAddress` restores this state. */
+/** Return a short address that leads back to this state. */
 function writeAddress({ tab, message, turn, passage, request, plot, filters = {} }) {
   const parts = [];
   if (tab === "messages" && message) parts.push(String(message));

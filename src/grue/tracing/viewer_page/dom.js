@@ -6,7 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 /** Return the element of the page with this id. */
 const byId = (id) => document.getElementById(id);
 
-/** Make an HTML element; an attribute that is null or false is left out, and so is a child that is null. */
+/** Make an HTML element; an attribute that is null or false is left out, and so is a child that is null or an empty text. */
 function element(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }

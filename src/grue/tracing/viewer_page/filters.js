@@ -33,7 +33,7 @@ class Filters {
     };
   }
 
-  /** Set the filters to the values in an address, without a call of `changed`; return whether a value changes. */
+  /** Set the filters to the values in an address, without a call of `changed`; return whether a value has changed. */
   restore({ q = "", turns = "", actor = "", kind = "", failures = "" }) {
     const before = JSON.stringify(this.state);
     [this.search.value, this.turn.value, this.actor.value, this.kind.value] = [q, turns, actor, kind];

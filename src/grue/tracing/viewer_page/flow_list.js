@@ -8,7 +8,7 @@ const MOST_PRINTED = 3000;
 class FlowList {
   /**
    * box: the scrolling element. draw: makes an item's element. estimate: an item's height before it is drawn,
-   * in pixels. chosen: called with an item that was clicked. scrolled: called after the drawn items have changed.
+   * in pixels. chosen: called with an item that was clicked. scrolled: called after each redraw.
    */
   constructor(box, { draw, estimate, chosen = () => {}, scrolled = () => {} }) {
     Object.assign(this, { box, draw, estimate, scrolled, items: [], active: null, drawn: new Map(), heights: new Map() });

@@ -4,7 +4,7 @@ const ROW_HEIGHT = 26;
 const MIDDLE = ROW_HEIGHT / 2;
 const LANE_WIDTHS = { least: 20, most: 84, share: 0.33 };
 
-/** Return the width of a lane if lanes and texts together have so many pixels. */
+/** Return the width of a lane. `pixels` is the width of lanes and texts together. */
 function laneWidth(trace, pixels) {
   const wanted = (pixels * LANE_WIDTHS.share) / trace.actors.length;
   return Math.max(LANE_WIDTHS.least, Math.min(LANE_WIDTHS.most, Math.floor(wanted)));

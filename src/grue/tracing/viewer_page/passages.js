@@ -6,7 +6,7 @@ const PROSE_FIELDS = new Set(["text", "message", "content", "body", "reasoning",
 const NOT_SHOWN = new Set(["type", "turn"]);
 const EPISODE_FACT = /^Episode(Started|Resumed|Ended)$/;
 
-/** Draw a passage. Its folds are open if `state` is unfolded, or has words that were searched for. */
+/** Draw a passage. If `state` is unfolded or has searched words, folds that the reader has left alone are open. */
 function drawPassage(trace, passage, state) {
   const message = trace.messageOf.get(passage.seq);
   const made = element("article", { class: `passage ${passage.kind} depth-${passage.depth}`, "aria-label": `${PASSAGE_NAMES[passage.kind]}, message ${passage.seq}` });
@@ -257,7 +257,7 @@ function drawResult(result) {
   ];
 }
 
-/** Return a value as the beginning of one line. */
+/** Return the beginning of a value, in one line. */
 function briefly(value) {
   if (value === null || value === undefined) return "";
   if (Array.isArray(value) && contentBlocks(value)) return briefly(value.map((block) => block.text ?? block.type).join(" · "));

@@ -1,4 +1,4 @@
-// The report of a fleet: every point of it opens its episode.
+// The report of a fleet: its points, bars and rows lead to the episodes behind them.
 
 const MOST_LISTED = 300;
 const MOST_BARS = 24;

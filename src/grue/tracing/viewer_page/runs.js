@@ -21,7 +21,7 @@ const COLUMNS = [
   ["USD", (run) => run.overview.usage.cost_usd ?? null, (run) => (run.overview.usage.cost_usd === undefined ? "" : String(Number(run.overview.usage.cost_usd.toPrecision(4))))],
   ["time", (run) => run.overview.seconds, (run) => (run.overview.seconds ? duration(run.overview.seconds) : "")],
 ];
-const NUMBERS_FROM = 5; // the columns after this one hold numbers
+const NUMBERS_FROM = 5; // the columns from this one on hold numbers
 
 function ending({ error, overview }) {
   if (error) return element("span", { class: "told fail" }, badge("cannot be read", "fail"), ` ${error}`);

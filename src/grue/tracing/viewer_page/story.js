@@ -97,14 +97,14 @@ class Story {
     return item.number === undefined ? item.at : item;
   }
 
-  /** Open all folds of the active passage, or close them if all are open. */
+  /** Open all outermost folds of the active passage, or close them if all are open. */
   toggle() {
     const folds = [...(this.list.activeElement?.querySelectorAll("details") ?? [])].filter((one) => !one.parentElement.closest("details"));
     const open = folds.some((one) => !one.open);
     for (const one of folds) one.open = open;
   }
 
-  /** The number of the request to which the active passage belongs; 0: it belongs to none. */
+  /** The number of the turn's latest request up to the active passage; 0: there is none. */
   get request() {
     const active = this.list.active;
     if (!active?.at) return 0;

@@ -1,5 +1,5 @@
-// The trace. Its turns are known from the beginning. Its messages come in pieces, are linked to each other once,
-// and are grouped by turn, in the order in which the turns began.
+// The trace. Its turns are known from the beginning, unless it still grows. Its messages come in pieces, are
+// linked to each other once, and are grouped by turn, in the order in which the turns began.
 
 const NONE = Object.freeze([]);
 const NONE_OPEN = new Map(); // shared by the passages in which the reader has opened nothing

@@ -92,7 +92,7 @@ function jsonIn(text) {
   }
 }
 
-/** Draw any value. A text is drawn as prose, or if it is JSON, as the value in it. */
+/** Draw any value. A text is drawn as prose or, if it is JSON or stands for an image, as the value or image. */
 function drawValue(value, depth = 0) {
   if (typeof value === "string") return drawText(value, depth);
   if (value === null || typeof value !== "object") return element("span", { class: "value" }, String(value));
@@ -110,7 +110,7 @@ function drawText(text, depth) {
   return drawProse(text, text.length > LONG_VALUE || text.includes("\n") ? "" : "short");
 }
 
-/** Draw each content block of a tool's result; null if the value is not a list of content blocks. */
+/** Draw each content block of a tool's result; null if the value is no list of content blocks, or a very long one. */
 function contentBlocks(value) {
   if (!Array.isArray(value) || !value.length || value.length > MOST_ENTRIES) return null;
   if (!value.every((block) => block !== null && typeof block === "object" && typeof block.type === "string")) return null;

@@ -160,7 +160,7 @@ class Viewer {
     return [numbered(this.turnsShown()), numbered(this.trace.turns), "turn"];
   }
 
-  /** Show the turns that the filters accept in the list of turns. If these are the same turns, change nothing. */
+  /** In the list of turns, show those that the filters accept. If they are shown already, change nothing. */
   filterTurns() {
     const shown = new Set(this.turnsShown());
     if (shown.size !== this.turnList.items.length || this.turnList.items.some((turn) => !shown.has(turn))) this.orderTurns();

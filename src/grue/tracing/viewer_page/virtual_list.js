@@ -5,7 +5,7 @@ const SPARE_ROWS = 8;
 class VirtualList {
   /**
    * box: the scrolling listbox. rowHeight: pixels. draw: makes a row's element from its item.
-   * picked: called with an item that was clicked. scrolled: called after the visible rows have changed.
+   * picked: called with an item that was clicked. scrolled: called after each redraw.
    */
   constructor(box, { rowHeight, draw, picked, scrolled = () => {} }) {
     Object.assign(this, { box, rowHeight, draw, scrolled, items: [], active: -1, drawn: new Map() });
