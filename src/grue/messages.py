@@ -1777,20 +1777,19 @@ class WaitEnded(Message, frozen=True, kw_only=True):
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
 
 
-# --- Unions of the messages that each actor receives. mypy reports a `match` that lacks a member;
-# for a `TurnEvent` without a row in `protocol/tool_loop.py`, a test fails.
+# --- Unions of the messages that each actor receives. If you add a member, mypy reports each `match` that ends
+# in `assert_never`. For a new `TurnEvent`, `test_tool_loop_table.py` fails until its table has the event.
 
 ConnectOutcome: TypeAlias = SessionOpened | McpDisabled | StartupFailed
 Settlement: TypeAlias = ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
+SessionEvent: TypeAlias = ConnectOutcome | ToolsChanged | Settlement | SessionClosed
+"""What a session tells the agent."""
 
 TurnEvent: TypeAlias = (
-    RunTurn
+    SessionEvent
+    | RunTurn
     | CallsDecided
     | ApprovalPostponed
-    | SessionOpened
-    | McpDisabled
-    | StartupFailed
-    | ToolsChanged
     | ToolSupportChecked
     | ToolsPresumed
     | CompletionReceived
@@ -1798,13 +1797,8 @@ TurnEvent: TypeAlias = (
     | CompletionPostponed
     | ReplyDropped
     | ServerSampled
-    | ToolReturned
-    | ToolTimedOut
-    | ToolSkipped
-    | ServerDied
     | AnswerAccepted
     | AnswerRefused
-    | SessionClosed
     | TurnForked
     | WaitEnded
     | DeadlinePassed

@@ -286,7 +286,7 @@ class SessionActor(Actor[m.SessionCommand]):
             return settled(m.ServerDied, server=self._server, failure=failed.failure)
         return settled(m.ToolReturned, result=result, error_code=error_code)
 
-    async def _report(self, event: m.TurnEvent, cause: int | None) -> None:
+    async def _report(self, event: m.SessionEvent, cause: int | None) -> None:
         await self._agent.send(event, sender=self.name, cause=cause)
 
     def _connection_step(

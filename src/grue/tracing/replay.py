@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, islice, pairwise
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, assert_never
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -308,8 +308,7 @@ def quote_placeholders(arguments: str) -> str:
     return _TOKEN.sub(lambda token: f'"{token.group(1)}"' if token.group(1) else token.group(), arguments)
 
 
-_Outcome = m.SessionOpened | m.McpDisabled | m.StartupFailed
-_SentMessage = m.ConnectFailed | _Outcome | m.ToolCalled | m.Settlement
+_SentMessage = m.ConnectFailed | m.ConnectOutcome | m.ToolCalled | m.Settlement
 
 
 class Connections:
@@ -341,7 +340,7 @@ class Connections:
                 connecting.add(body.server)
             if envelope.receiver != AGENT:
                 continue
-            if isinstance(body, _Outcome):
+            if isinstance(body, m.ConnectOutcome):
                 connecting.discard(envelope.sender)
                 learned[body.server] = _after(body)
                 if isinstance(body, m.StartupFailed):
@@ -357,7 +356,7 @@ class Connections:
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
 
 
-def _after(outcome: _Outcome) -> conn.Settled:
+def _after(outcome: m.ConnectOutcome) -> conn.Settled:
     match outcome:
         case m.SessionOpened():
             return conn.Proven()
@@ -417,13 +416,18 @@ class _Session:
 
     def drive(self, commands: Mapping[int, m.TurnCommand | m.TurnNote]) -> None:
         for envelope in self._received:
-            match commands.get(envelope.seq, envelope.body):
-                case m.OpenSession() as command:
+            command = commands.get(envelope.seq, envelope.body)
+            if not isinstance(command, m.SessionCommand):
+                continue  # only a damaged trace has such a message
+            match command:
+                case m.OpenSession():
                     self._open(command, envelope)
-                case m.CallTools() as command:
+                case m.CallTools():
                     self._call(command, envelope)
                 case m.CloseSession():
                     self._connected = False
+                case _:
+                    assert_never(command)
         if self._sent:
             raise _Diverged(self._turn.unexpected(self._sent[0]))
 

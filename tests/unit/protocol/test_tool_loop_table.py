@@ -423,8 +423,9 @@ for _name, _row in LISTED.items():
         _row["WaitEnded"] = "AwaitingCompletion:"
 
 # Whatever else arrives once the end is decided is late, and changes nothing.
+OVER = ("AwaitingClose", "Waiting", "Finished")
 for _name, _row in LISTED.items():
-    if _name.startswith(("AwaitingClose", "Waiting", "Finished")):
+    if _name.startswith(OVER):
         _late = (event for event in EVENTS if not event.startswith(("RunTurn", "SessionClosed")))
         _row.update({event: f"{_name.split(',')[0]}:" for event in _late if event not in _row})
 
@@ -461,6 +462,10 @@ def test_the_table_is_complete() -> None:
     assert {type(event) for event in EVENTS.values()} == set(get_args(TurnEvent))
     assert STATES.keys() == LISTED.keys()
     assert all(row.keys() <= EVENTS.keys() for row in LISTED.values())
+    expected = {
+        type(EVENTS[event]) for name, row in LISTED.items() if not name.startswith(OVER) for event in row
+    }
+    assert expected == set(get_args(TurnEvent)), "each event can come before the turn is over"
     for name, state in STATES.items():
         assert type(state).__name__ == name.split(",")[0]
     for name, event in EVENTS.items():

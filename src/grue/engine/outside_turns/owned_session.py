@@ -7,6 +7,7 @@ leave the connection: anyio's cancel scopes must be left in the task that entere
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import assert_never
 
 import anyio
 from msgspec.structs import replace
@@ -283,7 +284,7 @@ class OwnedSession:
         self._client = CancellableConnection(self._connect_to_server(note))
         return self._client
 
-    def _take(self, event: m.TurnEvent) -> bool:
+    def _take(self, event: m.SessionEvent) -> bool:
         """Pass an event to the task that waits for it. Return whether the session is still open."""
         assert self._actor is not None, "events come from the actor"
         match event:
@@ -303,4 +304,4 @@ class OwnedSession:
                 self.closed = event
                 return False
             case _:
-                raise RuntimeError(f"a session does not say {type(event).__name__}")
+                assert_never(event)
