@@ -1777,8 +1777,8 @@ class WaitEnded(Message, frozen=True, kw_only=True):
 TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
 
 
-# --- Unions of the messages that each actor receives. If you add a member, mypy reports each `match` that ends
-# in `assert_never`. For a new `TurnEvent`, `test_tool_loop_table.py` fails until its table has the event.
+# --- Unions of the messages that each actor receives. If you add a member, mypy reports each `match` that
+# ends in `assert_never`. For a new `TurnEvent`, `test_tool_loop_table.py` fails until its table has it.
 
 ConnectOutcome: TypeAlias = SessionOpened | McpDisabled | StartupFailed
 Settlement: TypeAlias = ToolReturned | ToolTimedOut | ToolSkipped | ServerDied

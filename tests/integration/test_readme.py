@@ -51,7 +51,7 @@ def test_what_it_shows_of_a_game_and_of_its_trace_is_what_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(ROOT / "tools")
-    tool = importlib.import_module("refresh_readme")
+    tool = importlib.import_module("refresh_what_you_see")
     monkeypatch.setattr(tool, "GRUE", forked("grue"))
     assert tool.main(["--check"]) == 0, capsys.readouterr().out
 

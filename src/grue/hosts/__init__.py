@@ -1,7 +1,6 @@
 """Host programs that drive an agent, each in a package of its own; `servers` has MCP servers instead.
 
-To add a host, add its package, a row to `BUNDLED`, a command to `cli/app.py`, and perhaps a module in
-`grue.fleet`.
+What a further host needs is in the table "If you want to change" of docs/architecture.md.
 """
 
 from collections.abc import Mapping

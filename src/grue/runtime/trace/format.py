@@ -60,7 +60,7 @@ class TraceLine(
     redacted: bool = False
     copied: bool = False
     extracts: tuple["Extract", ...] = ()
-    body: msgspec.Raw
+    body: msgspec.Raw  # the last field: `Recorder._pass_on` replaces the end of the encoded line
 
 
 class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):

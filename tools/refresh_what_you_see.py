@@ -1,7 +1,7 @@
 """Fill the examples of docs/what-you-see.md with the program's real output.
 
-    python tools/refresh_readme.py            # write the examples
-    python tools/refresh_readme.py --check    # exit with 1 if the examples differ from the present output
+    python tools/refresh_what_you_see.py            # write the examples
+    python tools/refresh_what_you_see.py --check    # exit with 1 if the examples are out of date
 
 The examples are between `<!-- play:begin -->` and `<!-- play:end -->` (and the same for `trace`). Times,
 process ids and the name of the run folder differ from run to run. If nothing else differs, the page is not
@@ -43,9 +43,7 @@ def main(arguments: list[str]) -> int:
     if stable(fresh) == stable(now):
         return 0
     if "--check" in arguments:
-        print(
-            "docs/what-you-see.md does not show what the program prints; run: python tools/refresh_readme.py"
-        )
+        print("docs/what-you-see.md is out of date; run: python tools/refresh_what_you_see.py")
         return 1
     readme.write_text(fresh, encoding="utf-8")
     return 0
