@@ -113,7 +113,7 @@ class Counts(Struct):
     """Counts of the requests to the model, of one tool's calls, or of one server's sessions."""
 
     numbers: Counter[str] = field(default_factory=Counter)  # by field of `ModelStats`, `ToolStats`, ...
-    seconds: "array[float]" = field(default_factory=lambda: array("d"))  # how long each took
+    seconds: "array[float]" = field(default_factory=lambda: array("d"))  # measured durations
 
 
 class ServerCounts(Counts):

@@ -285,7 +285,7 @@ def _counting(value: object, common: Callable[[str, object], object]) -> object:
     return [_counting(item, common) for item in value] if isinstance(value, tuple) else value
 
 
-KEPT_BYTES = 4 * 2**20  # of messages of unfinished turns that are in memory; others stay in the file
+KEPT_BYTES = 4 * 2**20  # the most bytes of unfinished turns in memory; further messages stay in the file
 
 
 class LeftInFile(Struct, frozen=True):

@@ -84,7 +84,7 @@ def refuse_foreign(target: Path, name: str) -> None:
 
 REFERENCE = "grue-image:"  # the prefix of a string that replaces an image; the image's id follows
 MAX_IMAGE_CHARS = 24_000_000  # base64; a larger image becomes a text with its size
-MAX_IMAGES_CHARS = 96_000_000  # base64, of a page's images together; any further image becomes such a text
+MAX_IMAGES_CHARS = 96_000_000  # base64, of a page's images together; one that does not fit becomes a text
 
 # With `(?<!\\)`, a long run of backslashes is tried once, and not from each of its characters.
 _IMAGE = re.compile(
@@ -110,7 +110,7 @@ class ImageTable:
         self._chars = 0
 
     def take_out(self, body: bytes) -> bytes:
-        """Return a message's JSON in which references (`REFERENCE` and the id) or texts replace images."""
+        """Return a message's JSON with references (`REFERENCE` and the id) or texts for images in base64."""
         return _IMAGE.sub(self._reference, body) if len(body) > _SHORTEST else body
 
     def _reference(self, found: re.Match[bytes]) -> bytes:

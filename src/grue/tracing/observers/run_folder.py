@@ -35,10 +35,10 @@ class RunFolder(Closing):
     """The files of one episode, written while it runs, each readable only by its owner.
 
     Messages from and to `host` are flushed before a host's call of `record`, or its turn, returns, so that a
-    host can record a decision and then act on it. On a slow disk, `record` waits for the trace at most
-    `TraceOptions.flush_within_s`, but for the logs without a limit. In all files, placeholders replace the
-    environment's secrets (`secrets_in`). An older `result.json` is removed when the episode starts or is
-    resumed.
+    host can record a decision and then act on it. But on a slow disk, the call waits for the trace at most
+    `TraceOptions.flush_within_s`; for the logs it waits without a limit. Placeholders replace the
+    environment's secrets (`secrets_in`) in the trace and the logs. An older `result.json` is removed when the
+    host records that the episode starts or is resumed.
 
     Args:
         path: The run folder. Without `resume`, it is made, with its parents, if it is missing.
