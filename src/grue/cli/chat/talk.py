@@ -28,7 +28,7 @@ from grue.config.wiring import llm_settings, tool_lock, turn_limits
 from grue.engine.conversations.conversation import Conversation
 from grue.errors import ConversationError
 from grue.hosts.agent_loop import AgentLoop
-from grue.hosts.agent_loop.loop import RunnerOptions, configured_options, prefixed_policy
+from grue.hosts.agent_loop.loop import RunnerOptions, configured_options
 from grue.policies import ContextPolicy, ToolPolicy, ToolRule
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.tools.lock import ToolLock
@@ -125,7 +125,7 @@ def _tool_policy(policy: ToolPolicy, *, ask: bool) -> ToolPolicy:
     if ask:
         asking = (replace(rule, verdict="ask") if rule.verdict == "allow" else rule for rule in policy.rules)
         policy = replace(policy, rules=(*asking, ToolRule(verdict="ask")))
-    return prefixed_policy(replace(policy, parking=False))
+    return replace(policy, parking=False)
 
 
 def _endpoint(options: ChatOptions, config: GameConfiguration) -> LlmEndpoint:

@@ -43,6 +43,7 @@ from grue import (
     TurnRequest,
 )
 from grue import messages as m
+from grue.engine.tool_servers import settings_or_default
 from grue.errors import ConversationBusy, MCPConfigError
 from grue.hosting import ToolServer
 from grue.hosts.agent_loop.events import EventFeed
@@ -132,9 +133,9 @@ def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
     return replace(policy, rules=rules, trusted=trusted)
 
 
-def prefixed_search(search: ToolSearch | None) -> ToolSearch | None:
+def prefixed_search(search: ToolSearch) -> ToolSearch:
     """Return a `ToolSearch` in which a pattern of `always` without `mcp.` matches names with it, too."""
-    return None if search is None else replace(search, always=_prefixed_patterns(search.always))
+    return replace(search, always=_prefixed_patterns(search.always))
 
 
 def _prefixed_patterns(tools: tuple[str, ...]) -> tuple[str, ...]:
@@ -295,11 +296,11 @@ def configured_options(config: "GameConfiguration", lock: ToolLock | None) -> Ru
     return {
         "limits": wiring.turn_limits(config),
         "policy": FailurePolicy(on_tool_drift=wiring.on_tool_drift(config)),
-        "tool_policy": prefixed_policy(config.tool_policy),
+        "tool_policy": config.tool_policy,
         "tool_lock": lock,
         "budget": wiring.episode_budget(config),
         "context": config.context,
-        "tool_search": prefixed_search(config.tool_search),
+        "tool_search": config.tool_search,
         "start": config.mcp_start,
     }
 
@@ -336,8 +337,8 @@ class AgentLoop:
             thread that called `run`. If it raises, the input is cancelled and `run` raises the exception.
             `None`: replies are not streamed.
         **options: `limits`, `trace`, `tool_policy`, `approve` and others (`RunnerOptions`), as for a
-            `Runner`. A tool policy names tools as the model sees them (`mcp.files.read`), a tool lock names
-            servers as `servers` does (`files`).
+            `Runner`. A tool policy and a `ToolSearch` may name MCP tools with or without the prefix `mcp.`, a
+            tool lock names servers as `servers` does (`files`).
 
     Attributes:
         runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is the cost so far.
@@ -386,6 +387,13 @@ class AgentLoop:
         lock = options.get("tool_lock")
         if isinstance(lock, ToolLock):
             options["tool_lock"] = prefixed_lock(lock)
+        allowed, search = options.get("tool_policy"), options.get("tool_search")
+        if allowed is not None:
+            options["tool_policy"] = prefixed_policy(
+                settings_or_default("tool_policy", allowed, ToolPolicy())
+            )
+        if search is not None:
+            options["tool_search"] = prefixed_search(settings_or_default("tool_search", search, ToolSearch()))
         self.runner = Runner(llm=llm, servers={**mcp, **beside(tools)}, keep="sessions", **options)
         self.conversation: Conversation = self.runner.conversation(system)
         self.last_outcome: TurnOutcome[str] | None = None
@@ -406,8 +414,7 @@ class AgentLoop:
     ) -> Self:
         """Make a loop from a TOML file, which is read as `Runner.from_toml` reads it.
 
-        In the file, a rule of the tool policy may name a tool with or without the prefix `mcp.`. If
-        `invoke_mcp_tool` is given, the configuration file of the MCP servers is not read.
+        If `invoke_mcp_tool` is given, the configuration file of the MCP servers is not read.
 
         Args:
             path: The TOML file.

@@ -60,11 +60,44 @@ def test_names_that_collide_and_what_has_no_name_are_refused(make: Callable[[], 
         make()
 
 
-@pytest.mark.parametrize("argument", ["on_event", "tool_lock"])
+LLM = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
+
+
+@pytest.mark.parametrize("argument", ["on_event", "tool_lock", "tool_policy", "tool_search"])
 def test_an_argument_of_another_kind_is_refused_by_its_name(argument: str) -> None:
     given: dict[str, Any] = {argument: 5}
     with pytest.raises(MCPConfigError, match=f"{argument}= wants"):
-        AgentLoop(LlmSettings(base_url="http://127.0.0.1:9/v1", model="m"), **given)
+        AgentLoop(LLM, **given)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ToolPolicy(rules=(ToolRule(tools="files.*", verdict="deny"),)),  # type: ignore[arg-type]
+        ToolPolicy(rules=("files.*",)),  # type: ignore[arg-type]
+        ToolPolicy(trusted="files"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_malformed_policy_is_refused_and_not_read_letter_by_letter(policy: ToolPolicy) -> None:
+    with pytest.raises(MCPConfigError, match=r"tool_policy=ToolPolicy\(\.\.\.\)"):
+        AgentLoop(LLM, tool_policy=policy)
+
+
+def test_a_policy_and_a_search_given_in_python_may_name_mcp_tools_without_the_prefix(tmp_path: Path) -> None:
+    path = tmp_path / "pyproject.toml"
+    path.touch()
+    deny = ToolPolicy(rules=(ToolRule(tools=("files.read",), verdict="deny"),))
+    search = ToolSearch(always=("files.read",))
+    loops = (
+        AgentLoop(LLM, tool_policy=deny, tool_search=search),
+        AgentLoop.from_toml(path, llm=LLM, tool_policy=deny, tool_search=search),
+    )
+    for loop in loops:
+        with loop:
+            assert [rule.tools for rule in loop.runner.tool_policy.rules] == [
+                ("files.read", "mcp.files.read")
+            ]
+            assert loop.runner.tool_search == ToolSearch(always=("files.read", "mcp.files.read"))
 
 
 def test_a_policy_and_a_lock_hold_for_the_names_with_the_prefix() -> None:
@@ -83,6 +116,5 @@ def test_a_policy_and_a_lock_hold_for_the_names_with_the_prefix() -> None:
 
 
 def test_tools_that_are_always_offered_are_so_by_the_names_with_the_prefix() -> None:
-    assert prefixed_search(None) is None
     search = prefixed_search(ToolSearch(above=7, always=("files.*",)))
     assert search == ToolSearch(above=7, always=("files.*", "mcp.files.*"))
