@@ -26,6 +26,8 @@ def os_errors_as(kind: Callable[..., MCPError], doing: str, **about: str) -> Ite
     try:
         yield
     except OSError as error:
+        if error.errno is None:
+            raise  # not the system's: a signal handler of the program has raised it, such as a `TimeoutError`
         raise kind(f"Cannot {doing}: {error.strerror}.", **about) from error
 
 
@@ -80,7 +82,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
         too_large = os.fstat(file.fileno()).st_size > max_bytes
         content = b"" if too_large else file.read(max_bytes + 1)
     if too_large or len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {max_bytes / 2**20:.0f} MiB")
+        raise OSError(errno.EFBIG, f"it is larger than {_in_words(max_bytes)}")
     return content
 
 
@@ -95,11 +97,18 @@ def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
         end = chunk.find(b"\n")
         length += len(chunk) if end < 0 else end + 1
         if length > max_bytes:
-            raise OSError(errno.EFBIG, f"it is longer than {max_bytes / 2**20:.0f} MiB")
+            raise OSError(errno.EFBIG, f"it is longer than {_in_words(max_bytes)}")
         if end >= 0:
             break
     file.seek(start)
     return file.read(length)
+
+
+def _in_words(size: int) -> str:
+    for unit, name in ((2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size:,} bytes"
 
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

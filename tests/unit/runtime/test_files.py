@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from grue.runtime.files import expanded, next_line, open_regular, read_regular
+from grue.errors import TraceError
+from grue.runtime.files import expanded, next_line, open_regular, os_errors_as, read_regular
 
 
 def folder(path: Path) -> None:
@@ -73,6 +74,37 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
     assert read_regular(path, 4) == b"1234"
     with pytest.raises(OSError, match="larger than"):
         read_regular(path, 3)
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (0, "0 bytes"),
+        (10, "10 bytes"),
+        (2**10, "1 KiB"),
+        (1500 * 2**10, "1500 KiB"),
+        (2**20 + 1, "1,048,577 bytes"),
+        (5 * 2**20, "5 MiB"),
+    ],
+)
+def test_the_limit_of_a_file_that_is_too_large_is_named_exactly(
+    tmp_path: Path, limit: int, said: str
+) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    os.truncate(path, limit + 1)
+    with pytest.raises(OSError, match=f"it is larger than {said}$"):
+        read_regular(path, limit)
+
+
+def test_an_error_of_the_system_is_told_and_what_a_signal_handler_raises_is_passed_on() -> None:
+    said = pytest.raises(TraceError, match=r"^Cannot write it: No such file or directory\.$")
+    with said, os_errors_as(TraceError, "write it"):
+        Path("/nonexistent/file").stat()
+    alarm = TimeoutError("the program's alarm")
+    with pytest.raises(TimeoutError) as raised, os_errors_as(TraceError, "write it"):
+        raise alarm
+    assert raised.value is alarm
 
 
 def test_lines_come_whole_whatever_their_length() -> None:
