@@ -157,6 +157,18 @@ def test_conditions_choose_turns(folder: Path) -> None:
     assert not condition("tool = a.b")(TurnToFork(trace="t", turn=1))
 
 
+@pytest.mark.parametrize("recorded", ["shop.list", "mcp.shop.list"])
+def test_a_condition_may_name_a_tool_with_or_without_the_prefix_of_agent_loops(recorded: str) -> None:
+    turn = TurnToFork(trace="t", turn=1, tool=("tools.add", recorded))
+    for name in ("shop.list", "mcp.shop.list"):
+        assert condition(f"tool = {name}")(turn)
+        assert not condition(f"tool != {name}")(turn)
+    assert condition("tool ~ ^shop[.]list$")(turn)
+    assert condition("tool ~ ^mcp[.]shop")(turn) == recorded.startswith("mcp.")
+    assert not condition("tool = shop")(turn)
+    assert condition("tool != list")(turn)
+
+
 @pytest.mark.slow
 def test_forks_are_not_forked_again(tmp_path: Path, folder: Path, server: ScriptedLlmServer) -> None:
     shutil.copy(folder / "a.jsonl", tmp_path / "a.jsonl")

@@ -28,6 +28,7 @@ from grue.policies import (
     TurnLimits,
 )
 from grue.protocol.tools.lock import ToolLock, screen
+from grue.protocol.tools.names import MCP_PREFIX
 from grue.protocol.tools.policy import check_policy
 from grue.protocol.turn.connection import Disabled, Settled, Untried, is_given_up
 from grue.runtime.actor import Note
@@ -43,10 +44,6 @@ from grue.tool_sessions.host_tools import HostTools, ToolServer
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
 from grue.transports.mcp.client_options import ClientOptions, Pinning
 from grue.transports.mcp.sdk_version import require_mcp
-
-_MCP = "mcp."
-"""The only dot that a server's name may have is in this prefix. The agent loop puts it before
-the names of its MCP servers, so that the tools of the server `files` are named `mcp.files.TOOL`."""
 
 
 def connect_to(
@@ -102,7 +99,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
             f" {type(servers).__name__}."
         )
     named = {_server_name(name): _under(name, server) for name, server in servers.items()}
-    prefixed = next((name for name in named if name.startswith(_MCP)), None)
+    prefixed = next((name for name in named if name.startswith(MCP_PREFIX)), None)
     if "mcp" in named and prefixed is not None:  # both could serve a tool such as `mcp.files.read`
         raise MCPConfigError(
             f"The tools of the servers 'mcp' and '{prefixed}' could have the same names. Rename one of them."
@@ -228,7 +225,7 @@ def _may_connect(function: Callable[..., object]) -> bool:
 
 
 def _server_name(name: str) -> m.ServerName:
-    bare = name.removeprefix(_MCP) if isinstance(name, str) else ""
+    bare = name.removeprefix(MCP_PREFIX) if isinstance(name, str) else ""
     if not bare or "." in bare:
         raise MCPConfigError(
             f"'{name}' cannot be the name of a tool server: names may not be empty and may not contain "

@@ -24,6 +24,7 @@ from grue.fleet.folder import EpisodeFolder
 from grue.fleet.sweep import Sweep
 from grue.fleet.work import Episode, name_of, work
 from grue.policies import Misses
+from grue.protocol.tools.names import MCP_PREFIX
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.reading import open_episode
@@ -142,7 +143,7 @@ def condition(written: str) -> Callable[[TurnToFork], bool]:
     """Parse a condition, such as `outcome = forced and tool ~ shop`, into a test; raises `FleetError`.
 
     A part about `tool` or `error` is true if it is true for one of the turn's calls; with `!=`, for all
-    calls.
+    calls. A tool may be named with or without the prefix `mcp.`, which agent loops add.
     """
     parts = [_CONDITION.fullmatch(part) for part in written.split(" and ")] if written.strip() else []
     checks = []
@@ -169,9 +170,14 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
     if sign in "<>" and name not in ("turn", "requests", "calls"):
         raise FleetError(f"--where {written!r:.200}: {name} is no number, so {sign} says nothing about it.")
 
+    if name == "tool" and sign in ("=", "!="):
+        wanted = wanted.removeprefix(MCP_PREFIX)
+
     def check(turn: TurnToFork) -> bool:
         value = getattr(turn, name)
         values = value if isinstance(value, tuple) else (str(value),)
+        if name == "tool":
+            values += tuple(each.removeprefix(MCP_PREFIX) for each in values)
         return (all if sign == "!=" else any)(_OPERATORS[sign](each, wanted) for each in values)
 
     return check

@@ -13,6 +13,7 @@ from grue.errors import MCPConfigError
 from grue.hosting import Listing, Note, ToolConnection
 from grue.protocol.json_text import json_object
 from grue.protocol.tools import results as tool_results
+from grue.protocol.tools.names import MCP_PREFIX
 from grue.tool_sessions.connection import WrappedConnection
 
 InvokeMcpTool: TypeAlias = Callable[[str, m.JsonObject], Any]
@@ -23,7 +24,6 @@ McpTool: TypeAlias = m.ToolDefinition | Mapping[str, Any] | str
 name."""
 
 MCP = m.ServerName("mcp")
-PREFIX = f"{MCP}."
 _ANY_OBJECT: m.JsonObject = {"type": "object"}
 
 
@@ -112,7 +112,7 @@ def _definition(tool: McpTool) -> m.ToolDefinition:
 
 
 def _bare(name: str) -> str:
-    return name.removeprefix(PREFIX)
+    return name.removeprefix(MCP_PREFIX)
 
 
 def _result(value: Any) -> Any:

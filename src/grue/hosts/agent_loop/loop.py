@@ -47,9 +47,10 @@ from grue.engine.tool_servers import settings_or_default
 from grue.errors import ConversationBusy, MCPConfigError
 from grue.hosting import ToolServer
 from grue.hosts.agent_loop.events import EventFeed
-from grue.hosts.agent_loop.injected import MCP, PREFIX, InjectedTools, InvokeMcpTool, McpCall, McpTool
+from grue.hosts.agent_loop.injected import MCP, InjectedTools, InvokeMcpTool, McpCall, McpTool
 from grue.policies import StartWhen
 from grue.protocol.tools.lock import ToolLock
+from grue.protocol.tools.names import MCP_PREFIX
 
 if TYPE_CHECKING:
     from grue.config.settings import GameConfiguration
@@ -79,9 +80,9 @@ def prefixed(servers: Mapping[str, ToolServer]) -> dict[str, ToolServer]:
     taken = next((name for name in servers if _is_mcp(name)), None)
     if taken is not None:
         raise MCPConfigError(
-            f"The MCP server '{taken}' needs another name: the loop puts '{PREFIX}' before each one."
+            f"The MCP server '{taken}' needs another name: the loop puts '{MCP_PREFIX}' before each one."
         )
-    return {f"{PREFIX}{name}": server for name, server in servers.items()}
+    return {f"{MCP_PREFIX}{name}": server for name, server in servers.items()}
 
 
 def beside(tools: Tools) -> dict[str, ToolServer]:
@@ -110,7 +111,7 @@ def beside(tools: Tools) -> dict[str, ToolServer]:
 def _is_mcp(name: str) -> bool:
     if not isinstance(name, str):
         raise MCPConfigError(f"The name of a tool server is a text, not {name!r:.60}.")
-    return name == MCP or name.startswith(PREFIX)
+    return name == MCP or name.startswith(MCP_PREFIX)
 
 
 def _without_mcp(settings: Mapping[str, T]) -> dict[str, T]:
@@ -121,25 +122,20 @@ def prefixed_lock(lock: ToolLock) -> ToolLock:
     """Return a tool lock in which every server's name has the prefix `mcp.`: `files` is `mcp.files`."""
     return replace(
         lock,
-        servers={f"{PREFIX}{name}": pins for name, pins in lock.servers.items()},
-        listings={f"{PREFIX}{name}": tools for name, tools in lock.listings.items()},
+        servers={f"{MCP_PREFIX}{name}": pins for name, pins in lock.servers.items()},
+        listings={f"{MCP_PREFIX}{name}": tools for name, tools in lock.listings.items()},
     )
 
 
 def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
     """Return a policy in which patterns and trusted servers match names with the prefix `mcp.`, too."""
     rules = tuple(replace(rule, tools=_prefixed_patterns(rule.tools)) for rule in policy.rules)
-    trusted = (*policy.trusted, *(f"{PREFIX}{name}" for name in policy.trusted))
+    trusted = (*policy.trusted, *(f"{MCP_PREFIX}{name}" for name in policy.trusted))
     return replace(policy, rules=rules, trusted=trusted)
 
 
-def prefixed_search(search: ToolSearch) -> ToolSearch:
-    """Return a `ToolSearch` in which a pattern of `always` without `mcp.` matches names with it, too."""
-    return replace(search, always=_prefixed_patterns(search.always))
-
-
 def _prefixed_patterns(tools: tuple[str, ...]) -> tuple[str, ...]:
-    patterns = [(each, f"{PREFIX}{each}") for each in tools if not each.startswith(PREFIX)]
+    patterns = [(each, f"{MCP_PREFIX}{each}") for each in tools if not each.startswith(MCP_PREFIX)]
     return tuple(dict.fromkeys((*sum(patterns, ()), *tools)))
 
 
@@ -257,7 +253,7 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
 
     Source: L12
     """
-    return _shared.get().call(f"{PREFIX}{name.removeprefix(PREFIX)}", arguments)
+    return _shared.get().call(f"{MCP_PREFIX}{name.removeprefix(MCP_PREFIX)}", arguments)
 
 
 def reset_mcp_client() -> None:
@@ -305,6 +301,22 @@ def configured_options(config: "GameConfiguration", lock: ToolLock | None) -> Ru
     }
 
 
+def _add_prefix(options: RunnerOptions) -> None:
+    """Make the tool lock hold for names with the prefix `mcp.`, and the patterns of tools also for those."""
+    lock, policy = options.get("tool_lock"), options.get("tool_policy")
+    search, context = options.get("tool_search"), options.get("context")
+    if isinstance(lock, ToolLock):
+        options["tool_lock"] = prefixed_lock(lock)
+    if policy is not None:
+        options["tool_policy"] = prefixed_policy(settings_or_default("tool_policy", policy, ToolPolicy()))
+    if search is not None:
+        search = settings_or_default("tool_search", search, ToolSearch())
+        options["tool_search"] = replace(search, always=_prefixed_patterns(search.always))
+    if context is not None:
+        context = settings_or_default("context", context, ContextPolicy())
+        options["context"] = replace(context, read_only=_prefixed_patterns(context.read_only))
+
+
 class LoopOptions(RunnerOptions, total=False):
     """Further arguments of `AgentLoop.from_toml`, with the meaning that they have for an `AgentLoop`."""
 
@@ -337,8 +349,8 @@ class AgentLoop:
             thread that called `run`. If it raises, the input is cancelled and `run` raises the exception.
             `None`: replies are not streamed.
         **options: `limits`, `trace`, `tool_policy`, `approve` and others (`RunnerOptions`), as for a
-            `Runner`. A tool policy and a `ToolSearch` may name MCP tools with or without the prefix `mcp.`, a
-            tool lock names servers as `servers` does (`files`).
+            `Runner`. Patterns in `tool_policy`, `tool_search` and `context` may name MCP tools with or
+            without the prefix `mcp.`. A tool lock names servers as `servers` does (`files`).
 
     Attributes:
         runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is the cost so far.
@@ -384,16 +396,7 @@ class AgentLoop:
             raise MCPConfigError("mcp_tools= lists the tools of invoke_mcp_tool=, which is missing.")
         else:
             mcp = prefixed(servers or {})
-        lock = options.get("tool_lock")
-        if isinstance(lock, ToolLock):
-            options["tool_lock"] = prefixed_lock(lock)
-        allowed, search = options.get("tool_policy"), options.get("tool_search")
-        if allowed is not None:
-            options["tool_policy"] = prefixed_policy(
-                settings_or_default("tool_policy", allowed, ToolPolicy())
-            )
-        if search is not None:
-            options["tool_search"] = prefixed_search(settings_or_default("tool_search", search, ToolSearch()))
+        _add_prefix(options)
         self.runner = Runner(llm=llm, servers={**mcp, **beside(tools)}, keep="sessions", **options)
         self.conversation: Conversation = self.runner.conversation(system)
         self.last_outcome: TurnOutcome[str] | None = None

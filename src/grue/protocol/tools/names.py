@@ -32,6 +32,10 @@ Servers: TypeAlias = tuple[m.ServerName, ...]
 SERVER = m.ServerName("grue.tools")
 """The server of the built-in tools. Users cannot give this name: in theirs, a dot may only follow `mcp`."""
 
+MCP_PREFIX = "mcp."
+"""The only dot that a server's name may have is in this prefix. The agent loop puts it before
+the names of its MCP servers, so that the tools of the server `files` are named `mcp.files.TOOL`."""
+
 MAX_WIRE_NAME = 64
 _WIRE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 _REFUSED = re.compile(r"[^A-Za-z0-9_-]")
@@ -127,7 +131,7 @@ class WireNames:
 
 def _readable(name: str) -> str:
     # `mcp.files.read` becomes `mcp__files__read`, as other MCP hosts write it.
-    text = _REFUSED.sub("_", name.replace(".", "__", 2 if name.startswith("mcp.") else 1))
+    text = _REFUSED.sub("_", name.replace(".", "__", 2 if name.startswith(MCP_PREFIX) else 1))
     return text if text[:1].isalpha() else f"t_{text}"
 
 

@@ -26,7 +26,7 @@ from grue.errors import MCPConfigError
 from grue.field_checks import shown
 from grue.policies import ApprovalDecision, ApprovalQuestion, ToolAnnotations, ToolPolicy, ToolRule, Verdict
 from grue.protocol.json_text import digest, strict_text
-from grue.protocol.tools.names import is_built_in, read_arguments
+from grue.protocol.tools.names import MCP_PREFIX, is_built_in, read_arguments
 from grue.runtime.safe_text import well_formed
 
 NOT_ALLOWED = "the policy does not allow this tool"
@@ -203,10 +203,19 @@ UNMATCHED = ", which matches no tool"
 
 
 def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """Return the patterns that match no name: in a rule that denies, a misspelt pattern denies nothing."""
+    """Return the patterns that match no name: in a rule that denies, a misspelt pattern denies nothing.
+
+    A pattern and its copy with the prefix `mcp.`, which an agent loop adds, count as one.
+    """
     known = tuple(names)
-    each_once = dict.fromkeys(patterns)
-    return tuple(pattern for pattern in each_once if not any(matches_any(name, [pattern]) for name in known))
+    spellings: dict[str, list[str]] = {}
+    for pattern in patterns:
+        spellings.setdefault(pattern.removeprefix(MCP_PREFIX), []).append(pattern)
+    return tuple(
+        min(each, key=len)
+        for each in spellings.values()
+        if not any(matches_any(name, each) for name in known)
+    )
 
 
 def may_match_tools_of(pattern: str, server: str) -> bool:

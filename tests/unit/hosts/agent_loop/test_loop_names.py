@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from grue import FunctionTools, LlmSettings, ShellTool, ToolPolicy, ToolRule, ToolSearch
+from grue import ContextPolicy, FunctionTools, LlmSettings, ShellTool, ToolPolicy, ToolRule, ToolSearch
 from grue.errors import MCPConfigError
 from grue.hosts.agent_loop.loop import (
     AgentLoop,
@@ -14,9 +14,9 @@ from grue.hosts.agent_loop.loop import (
     prefixed,
     prefixed_lock,
     prefixed_policy,
-    prefixed_search,
 )
 from grue.protocol.tools.lock import ToolLock
+from grue.protocol.tools.policy import unmatched_patterns
 
 
 def add(a: int, b: int) -> int:
@@ -83,21 +83,22 @@ def test_a_malformed_policy_is_refused_and_not_read_letter_by_letter(policy: Too
         AgentLoop(LLM, tool_policy=policy)
 
 
-def test_a_policy_and_a_search_given_in_python_may_name_mcp_tools_without_the_prefix(tmp_path: Path) -> None:
+def test_patterns_given_in_python_may_name_mcp_tools_without_the_prefix(tmp_path: Path) -> None:
     path = tmp_path / "pyproject.toml"
     path.touch()
-    deny = ToolPolicy(rules=(ToolRule(tools=("files.read",), verdict="deny"),))
-    search = ToolSearch(always=("files.read",))
-    loops = (
-        AgentLoop(LLM, tool_policy=deny, tool_search=search),
-        AgentLoop.from_toml(path, llm=LLM, tool_policy=deny, tool_search=search),
-    )
-    for loop in loops:
+    given: dict[str, Any] = {
+        "tool_policy": ToolPolicy(rules=(ToolRule(tools=("files.read",), verdict="deny"),)),
+        "tool_search": ToolSearch(always=("files.read",)),
+        "context": ContextPolicy(read_only=("files.read",)),
+    }
+    both = ("files.read", "mcp.files.read")
+    for loop in AgentLoop(LLM, **given), AgentLoop.from_toml(path, llm=LLM, **given):
         with loop:
-            assert [rule.tools for rule in loop.runner.tool_policy.rules] == [
-                ("files.read", "mcp.files.read")
-            ]
-            assert loop.runner.tool_search == ToolSearch(always=("files.read", "mcp.files.read"))
+            runner = loop.runner
+            assert [rule.tools for rule in runner.tool_policy.rules] == [both]
+            assert runner.tool_search is not None
+            assert runner.context is not None
+            assert runner.tool_search.always == runner.context.read_only == both
 
 
 def test_a_policy_and_a_lock_hold_for_the_names_with_the_prefix() -> None:
@@ -116,5 +117,23 @@ def test_a_policy_and_a_lock_hold_for_the_names_with_the_prefix() -> None:
 
 
 def test_tools_that_are_always_offered_are_so_by_the_names_with_the_prefix() -> None:
-    search = prefixed_search(ToolSearch(above=7, always=("files.*",)))
-    assert search == ToolSearch(above=7, always=("files.*", "mcp.files.*"))
+    with AgentLoop(LLM, tool_search=ToolSearch(above=7, always=("files.*",))) as loop:
+        assert loop.runner.tool_search == ToolSearch(above=7, always=("files.*", "mcp.files.*"))
+
+
+@pytest.mark.parametrize(
+    ("denied", "unmatched"),
+    [
+        ("tools.add", ()),
+        ("mcp.web.get", ()),
+        ("files.*", ()),
+        ("tools.ad", ("tools.ad",)),
+        ("mcp.x", ("mcp.x",)),
+    ],
+)
+def test_only_a_pattern_that_matches_with_neither_name_is_reported(
+    denied: str, unmatched: tuple[str]
+) -> None:
+    policy = prefixed_policy(ToolPolicy(rules=(ToolRule(tools=(denied,), verdict="deny"),)))
+    patterns = [each for rule in policy.rules for each in rule.tools]
+    assert unmatched_patterns(patterns, ("tools.add", "mcp.web.get", "mcp.files.read")) == unmatched
