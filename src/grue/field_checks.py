@@ -106,20 +106,23 @@ def check_settings(
     only: Collection[str] = (),
     above_0: Collection[str] = (),
     any_number: Collection[str] = (),
+    show_words: bool = True,
 ) -> None:
     """Check the types of a user's settings, and that their numbers are finite and not negative.
 
     A list becomes a tuple where a tuple is declared; a number or text of another library, such as numpy's
     float64, becomes Python's own. Only the fields in `only` are checked (empty: all). Numbers of fields in
     `above_0` may not be 0, and numbers of fields in `any_number` may have any value. A wrong value raises
-    `MCPConfigError`, whose text shows the value only if it is a number, or if one of a few words is expected.
+    `MCPConfigError`, whose text shows the value only if it is a number, or, with `show_words`, if one of a
+    few words is expected.
     """
     kind = type(settings)
     for name, default in _defaults(kind):
         value = getattr(settings, name)
         if value is default or (only and name not in only):
             continue
-        fault = _fault(settings, name, value, None if name in any_number else name in above_0)
+        above = None if name in any_number else name in above_0
+        fault = _fault(settings, name, value, above, show_words=show_words)
         if fault:
             raise MCPConfigError.of_value(kind.__name__, (name,), f"{name}{fault}.")
 
@@ -149,7 +152,7 @@ def _is_struct(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, Struct)
 
 
-def _fault(settings: Struct, name: str, value: object, above_0: bool | None) -> str:
+def _fault(settings: Struct, name: str, value: object, above_0: bool | None, *, show_words: bool) -> str:
     declared, plain = _types(type(settings))[name]
     if type(value) in plain:
         return _number_fault(value, declared, above_0)
@@ -163,7 +166,8 @@ def _fault(settings: Struct, name: str, value: object, above_0: bool | None) -> 
         members = _members(declared)
         words = [word for kind in members if get_origin(kind) is Literal for word in get_args(kind)]
         if words and isinstance(value, str):
-            return f" is one of {', '.join(words)}, not {shown(value)}"
+            known = f"one of {', '.join(words)}"
+            return f" is {known}, not {shown(value)}" if show_words else f" should be {known}"
         wanted = next((f"{each.__name__}(...)" for each in members if _is_struct(each)), "")
         wanted = "a list or a tuple" if fault.startswith("Expected `array") else wanted
         if wanted and not place:

@@ -79,7 +79,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
     identity_token_file: str | None = None
 
     def __post_init__(self) -> None:
-        check_settings(self)
+        check_settings(self, show_words=False)  # a wrong word may be a secret in the wrong place
         fault = self._fault()
         if fault:
             raise MCPConfigError(f"OAuth: {fault}.")

@@ -122,3 +122,10 @@ def test_a_program_has_no_auth(tmp_path: Path) -> None:
     assert MCPConfig.from_file(file).warnings == (
         "MCP server 'near': 'auth' has no effect on a server with a 'command'.",
     )
+
+
+@pytest.mark.parametrize("argument", ["grant", "secret_method", "keep_tokens_in"])
+def test_a_wrong_word_given_in_python_is_not_shown_for_it_may_be_a_secret(argument: str) -> None:
+    with pytest.raises(MCPConfigError, match=f"^OAuth: {argument} should be one of [a-z_, ]+\\.$") as refused:
+        OAuth(**{argument: SECRET})  # type: ignore[arg-type]
+    assert SECRET not in str(refused.value)
