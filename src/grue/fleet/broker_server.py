@@ -190,9 +190,7 @@ class BrokerLink:
     def close(self) -> None:
         """End the connection without a call of `on_loss`."""
         self._on_loss = lambda: None
-        with contextlib.suppress(OSError):
-            # The reading thread uses the socket too, so `close` alone would not end the connection.
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._end()
         self._socket.close()
 
     def _send(self, message: Struct) -> None:
@@ -200,7 +198,12 @@ class BrokerLink:
             with self._lock:
                 self._socket.sendall(msgspec.json.encode(message) + b"\n")
         except OSError:
-            self._lose()
+            self._end()
+
+    def _end(self) -> None:
+        """End the connection. The reading thread notices it, and refuses the waiting requests."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # `close` alone would not wake the reading thread
 
     def _read(self) -> None:
         try:
@@ -217,9 +220,6 @@ class BrokerLink:
         # Otherwise a turn could return its fallback answer after a refusal, and the work's score would be
         # committed.
         self._on_loss()
-        self._lose()
-
-    def _lose(self) -> None:
         with self._lock:
             self._lost = True
             waiting, self._waiting = self._waiting, {}

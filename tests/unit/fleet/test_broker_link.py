@@ -104,6 +104,23 @@ async def test_without_a_broker_no_request_starts_and_the_worker_learns_of_it(tm
     link.close()
 
 
+async def test_the_worker_learns_of_the_loss_before_a_request_that_could_not_be_sent_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path may not be long
+    lost = threading.Event()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("broker")
+        listening.listen()
+        link = BrokerLink("broker", lost.set)
+        with listening.accept()[0] as broker:
+            broker.shutdown(socket.SHUT_RD)  # sending fails, and the reading thread does not see why
+            with anyio.fail_after(HANG_S):
+                assert await link.admit(WANTED) == GONE
+            assert lost.is_set()
+    link.close()
+
+
 async def test_a_server_waits_for_a_place_which_a_lost_worker_leaves(tmp_path: Path) -> None:
     limits = Limits(servers=ServerCap(at_once=1))
     with BrokerServer(FleetFolder(tmp_path), limits) as server:
