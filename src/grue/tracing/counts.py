@@ -143,7 +143,7 @@ def _size(path: Path) -> int:
 
 
 class EpisodeTally:
-    """The counts of an episode that is read for another purpose anyway; otherwise use `count_episode`."""
+    """Counts an episode that the caller reads anyway. Otherwise use `count_episode`, which decodes less."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -160,7 +160,7 @@ class EpisodeTally:
         self._names: dict[tuple[int, str], str] = {}  # (turn, call id) -> the tool, such as `files.read`
         self._own = OwnMessages()
         self._sampled: list[m.Usage] = []  # of replies to servers, until their `ServerSampled` follows
-        # By request to the model: what was counted of it, and what of that the trace records once more later.
+        # By request to the model: what was counted, and how much of that the trace records a second time.
         self._noted: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
         self._again: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
 

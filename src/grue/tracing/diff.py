@@ -330,7 +330,7 @@ def kind_in(envelope: EpisodeEnvelope) -> str:
 def _with_stubs(
     envelopes: Iterable[EpisodeEnvelope],
 ) -> Iterator[tuple[EpisodeEnvelope, EpisodeEnvelope, int]]:
-    """Yield each envelope, its stub (from a file: with a `LeftInFile`), and the bytes that the stub saves."""
+    """Yield each envelope, its stub, and the bytes that the stub saves. Without a file, both are the same."""
     if not isinstance(envelopes, EpisodeReader):
         yield from ((envelope, envelope, 0) for envelope in envelopes)
         return

@@ -145,7 +145,7 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
     """The host begins an episode. A host that records more can declare a subclass with the same tag.
 
     Attributes:
-        servers: Names of the tool servers in use; empty: MCP is off.
+        servers: Names of the tool servers in use.
         scripted: Whether the model is a script, not an LLM.
         max_turns: Turns after which the host stops; 0: no limit.
         settings: The settings that the host needs to resume the episode.

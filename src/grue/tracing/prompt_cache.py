@@ -380,7 +380,7 @@ class CachedPrompts:
         """Return the earlier prompt to compare `sent` with, or `None`."""
         # Of the conversation's last prompt with tools and its last one without: the prompt that has the
         # longer beginning in common with `sent`. For a conversation's first prompt: the latest first prompt
-        # of another conversation to the same model.
+        # of another conversation to the same model, if there is one.
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (_in_common(each, sent), each.seq))

@@ -47,7 +47,7 @@ def unknown_fact(body: bytes) -> Fact:
 
 
 def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
-    """Return `fact`; an episode fact with the fields that its host added, read from the JSON `body`."""
+    """Return `fact`. An episode fact gets the fields that its host added, read from its JSON `body`."""
     if type(fact) not in EPISODE_FACTS:
         return fact
     fields: m.JsonObject = msgspec.json.decode(body, type=dict)

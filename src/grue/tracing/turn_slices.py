@@ -28,7 +28,7 @@ class TurnSlice(Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether the slice does not wait for a turn's end: its turn is over or has not begun."""
+        """Whether the slice's turn is over, or has not begun."""
         return self.over or not self.begun
 
     @property

@@ -102,8 +102,8 @@ def write_pieces(
     turns: dict[int, int] | None = None,
 ) -> EpisodePage:
     """Write a trace's messages in pieces, each in a `<script>`; return the rest of the page's data."""
-    # `side` is the trace's number in the page. Each value of `turns`, which has numbers of messages as keys,
-    # is set to the turn under which the page shows the message.
+    # `side` is the trace's number in the page. `turns` has numbers of messages as keys; each value is set to
+    # the turn under which the page shows the message.
     feed = PageFeed(images)
     for envelope in reader:
         turn = feed.see(envelope)

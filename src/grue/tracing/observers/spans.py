@@ -10,11 +10,11 @@ Episode
    └─ ToolUse, for each call that the host itself makes and records after the turn has ended
 ```
 
-An envelope belongs to the turn of the envelope that caused it. If it has no cause (a deadline, a crash), or
-that turn is over, it belongs to the latest open turn that has its turn number. A session that was opened
-outside a turn is a child of the episode. The calls that the host makes in it are children of the session, or,
-if the host records them with the number of the turn that has just ended, of that turn. For any sequence of
-envelopes:
+An envelope belongs to the turn or session of the envelope that caused it. If it has no cause (a deadline, a
+crash), or that turn is over, it belongs to the latest open turn that has its turn number. A session that was
+opened outside a turn is a child of the episode. The calls that the host makes in it are children of the
+session, or, if the host records them with the number of the turn that has just ended, of that turn. For any
+sequence of envelopes:
 - Each span that is opened is closed exactly once, at the latest by `finish`, and after everything inside it,
   except for a host's calls in a turn that has ended.
 - A completion or call that is open when its turn ends is closed without an outcome. So is a turn whose end is
