@@ -22,8 +22,8 @@ sequence of envelopes:
 - A host's `EpisodeEnded` decides how the episode ended. If a host recorded only its start or resumption, the
   episode was cut off. Without a host's facts, it ended as the last turn or session did, or was cut off if one
   of them is still open.
-- Each time is the first envelope's wall clock plus the monotonic time since then, and never before the time
-  of an earlier envelope.
+- The time of an envelope is the first one's wall clock plus the monotonic time since then, or the time of the
+  envelope before it if that is later.
 
 Source: P31-32
 """
