@@ -9,10 +9,9 @@
 from typing import Final
 
 from grue.hosts.zork.games import house_rules as rules
-from grue.hosts.zork.games import house_world as world
 from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.games.house_parser import Phrase, parse
-from grue.hosts.zork.games.house_world import case_for
+from grue.hosts.zork.games.house_world import HOUSE, MAX_SCORE, case_for
 
 _OVER: Final = "The story is over. It was a good one."
 
@@ -33,7 +32,7 @@ class HouseGame:
     def reset(self, seed: int = 0) -> Observation:
         """Start a new game in the seed's variation of the house."""
         self._begin(seed)
-        return self._observe(f"{world.OPENING}\n\n{rules.describe(self._state, self._case)}")
+        return self._observe(f"{HOUSE.opening}\n\n{rules.describe(self._state, self._case)}")
 
     def step(self, command: str) -> Observation:
         """Play one command. After the end of the game, commands have no effect."""
@@ -53,7 +52,7 @@ class HouseGame:
         if turn.killed_by:
             said += self._die()
         if turn.state.ending == "won":
-            points = f"{rules.score(turn.state)} out of {world.MAX_SCORE} points"
+            points = f"{rules.score(turn.state)} out of {MAX_SCORE} points"
             said.append(f"*** You have won ***\nYou have {points}.")
         return self._observe("\n\n".join(said), died=bool(turn.killed_by))
 
@@ -76,17 +75,17 @@ class HouseGame:
         state.dark_turns = 0
         if state.deaths > 1:
             state.ending = "died"
-            return ["*** You have died ***", world.NO_LIFE_LEFT]
+            return ["*** You have died ***", HOUSE.no_life_left]
         state.room = "gate"
-        return ["*** You have died ***", world.SPARE_LIFE, rules.describe(state, self._case)]
+        return ["*** You have died ***", HOUSE.spare_life, rules.describe(state, self._case)]
 
     def _observe(self, text: str, *, died: bool = False) -> Observation:
         state = self._state
         return Observation(
             text=text,
-            location=world.ROOMS[state.room].name,
+            location=HOUSE.rooms[state.room].name,
             score=rules.score(state),
-            max_score=world.MAX_SCORE,
+            max_score=MAX_SCORE,
             moves=state.moves,
             inventory=rules.inventory(state),
             died=died,
@@ -105,9 +104,9 @@ def _dark_falls(turn: rules.Turn) -> list[str]:
         state.dark_turns = 0
         return []
     state.dark_turns += 1
-    if state.dark_turns > len(world.STEPS_IN_THE_DARK):
+    if state.dark_turns > len(HOUSE.steps_in_the_dark):
         return [turn.kill("lingering")]
-    return [step for step in (world.STEPS_IN_THE_DARK[state.dark_turns - 1],) if step]
+    return [step for step in (HOUSE.steps_in_the_dark[state.dark_turns - 1],) if step]
 
 
 def walkthrough(seed: int) -> tuple[str, ...]:

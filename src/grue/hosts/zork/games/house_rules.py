@@ -9,13 +9,12 @@ from typing import Final, Literal
 
 from msgspec import Struct, field
 
-from grue.hosts.zork.games import house_world as world
 from grue.hosts.zork.games.house_parser import DIRECTION_NAMES, Phrase, Words
-from grue.hosts.zork.games.house_world import Case
+from grue.hosts.zork.games.house_world import HOUSE, MAX_SCORE, THINGS, Case
 
 PLAYER: Final = "player"
 GONE: Final = "gone"
-CONTAINERS: Final = tuple(name for name, thing in world.THINGS.items() if thing.holds)
+CONTAINERS: Final = tuple(name for name, thing in THINGS.items() if thing.holds)
 
 
 class State(Struct, kw_only=True):
@@ -24,7 +23,7 @@ class State(Struct, kw_only=True):
     seed: int
     room: str = "gate"
     places: dict[str, str] = field(
-        default_factory=lambda: {name: thing.place for name, thing in world.PORTABLE.items()}
+        default_factory=lambda: {name: thing.place for name, thing in HOUSE.portable.items()}
     )
     flags: set[str] = field(default_factory=set)  # what has happened, such as `door_open`
     awarded: set[str] = field(default_factory=set)  # only grows, so the score never falls
@@ -48,18 +47,18 @@ class RefusalError(Exception):
 
 def score(state: State) -> int:
     """Return the points, 0 to 100."""
-    return sum(world.AWARDS[name] for name in state.awarded)
+    return sum(HOUSE.awards[name] for name in state.awarded)
 
 
 def is_dark(state: State) -> bool:
     """Return whether the player sees nothing."""
     lit = "lantern_lit" in state.flags and state.places["lantern"] in (PLAYER, state.room)
-    return world.ROOMS[state.room].dark and not lit
+    return HOUSE.rooms[state.room].dark and not lit
 
 
 def things_at(state: State, place: str) -> list[str]:
     """List the things in a room, in a container or with the player, in a fixed order."""
-    return [name for name in world.PORTABLE if state.places[name] == place]
+    return [name for name in HOUSE.portable if state.places[name] == place]
 
 
 def within_reach(state: State) -> list[str]:
@@ -67,8 +66,8 @@ def within_reach(state: State) -> list[str]:
     carried = things_at(state, PLAYER)
     if is_dark(state):
         by_feel = [name for name in ("lantern", "musicbox") if state.places[name] == state.room]
-        return [*carried, *by_feel, *(["grue"] if state.room in world.SCENERY["grue"].rooms else [])]
-    reach = [name for name, thing in world.SCENERY.items() if state.room in thing.rooms]
+        return [*carried, *by_feel, *(["grue"] if state.room in HOUSE.scenery["grue"].rooms else [])]
+    reach = [name for name, thing in HOUSE.scenery.items() if state.room in thing.rooms]
     reach += carried + things_at(state, state.room)
     # The desk comes first in `CONTAINERS`, because the teapot, which is a container too, may be in the desk.
     for container in CONTAINERS:
@@ -79,7 +78,7 @@ def within_reach(state: State) -> list[str]:
 
 def the(name: str) -> str:
     """Return a thing's name after "the"; a person's name, such as "Mr Pym", has no article."""
-    thing = world.THINGS[name]
+    thing = THINGS[name]
     return f"the {thing.name}" if thing.article or thing.name[0].islower() else thing.name
 
 
@@ -95,8 +94,8 @@ def find(state: State, words: Words, *, asks: str = "") -> str:
         if state.it in reach:
             return state.it
         raise RefusalError("It is not clear what you mean by that. Name it, if you would.")
-    found = [name for name in reach if set(words) <= set(world.THINGS[name].words.split())]
-    exact = [name for name in found if words == tuple(world.THINGS[name].name.lower().split())]
+    found = [name for name in reach if set(words) <= set(THINGS[name].words.split())]
+    exact = [name for name in found if words == tuple(THINGS[name].name.lower().split())]
     if len(exact or found) == 1:
         return (exact or found)[0]
     if found:
@@ -108,15 +107,13 @@ def find(state: State, words: Words, *, asks: str = "") -> str:
 
 def a_list(names: list[str]) -> str:
     """Return a list of things as text: "a teapot, a key and a postcard"."""
-    *others, last = [f"{world.THINGS[name].article} {world.THINGS[name].name}".strip() for name in names] or [
-        "nothing"
-    ]
+    *others, last = [f"{THINGS[name].article} {THINGS[name].name}".strip() for name in names] or ["nothing"]
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def inventory(state: State) -> tuple[str, ...]:
     """Return the names of the things that the player carries."""
-    return tuple(world.THINGS[name].name + _aside(state, name) for name in things_at(state, PLAYER))
+    return tuple(THINGS[name].name + _aside(state, name) for name in things_at(state, PLAYER))
 
 
 def _aside(state: State, name: str) -> str:
@@ -128,7 +125,7 @@ def _aside(state: State, name: str) -> str:
 
 def describe(state: State, case: Case) -> str:
     """Return the description of the room."""
-    room = world.ROOMS[state.room]
+    room = HOUSE.rooms[state.room]
     if is_dark(state):
         if "grue_content" in state.flags:
             return f"{room.name}, in the dark\nPitch dark, and companionable. Somebody is humming, in full."
@@ -147,13 +144,13 @@ def describe(state: State, case: Case) -> str:
 
 def _lying_about(state: State) -> list[str]:
     here = things_at(state, state.room)
-    lines = [world.THINGS[name].glimpse for name in here if world.THINGS[name].place == state.room]
-    dropped = [name for name in here if world.THINGS[name].place != state.room]
+    lines = [THINGS[name].glimpse for name in here if THINGS[name].place == state.room]
+    dropped = [name for name in here if THINGS[name].place != state.room]
     if dropped:
         lines.append(f"On the floor: {a_list(dropped)}.")
     for container in CONTAINERS:
         inside = things_at(state, container)
-        in_room = container in here or state.room in world.THINGS[container].rooms
+        in_room = container in here or state.room in THINGS[container].rooms
         if inside and in_room and f"{container}_open" in state.flags:
             lines.append(f"In {the(container)}: {a_list(inside)}.")
     return [" ".join(lines)] if lines else []
@@ -180,12 +177,12 @@ class Turn(Struct):
         """Give the points for an achievement, the first time only."""
         if name not in self.state.awarded:
             self.state.awarded.add(name)
-            self.gains += world.AWARDS[name]
+            self.gains += HOUSE.awards[name]
 
     def kill(self, cause: str) -> str:
         """Let the player die of a cause, and return the text to print."""
         self.killed_by = cause
-        return world.DEATHS[cause]
+        return HOUSE.deaths[cause]
 
     def fill(self, text: str) -> str:
         """Replace the `{...}` in a text by the words that the game's seed has chosen."""
@@ -194,11 +191,10 @@ class Turn(Struct):
 
 def hazard(turn: Turn, name: str) -> str:
     """Warn of a danger the first time; let the player die of it the second time."""
-    flag, warning = world.HAZARDS[name]
-    if turn.happened(flag):
+    if turn.happened(f"{name}_warned"):
         return turn.kill(name)
-    turn.state.flags.add(flag)
-    return warning
+    turn.state.flags.add(f"{name}_warned")
+    return HOUSE.hazards[name]
 
 
 def give(turn: Turn, name: str) -> str:
@@ -222,7 +218,7 @@ def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
 
 def hand_over(turn: Turn, name: str, receiver: str) -> str:
     """Give one thing to one character."""
-    if turn.phrase.preposition == "with" and receiver in world.PORTABLE:
+    if turn.phrase.preposition == "with" and receiver in HOUSE.portable:
         name, receiver = receiver, name  # "feed the cat with sardines" names the receiver first
     if turn.state.places.get(name) != PLAYER:
         raise RefusalError(f"You are not holding {the(name)}.")
@@ -326,21 +322,18 @@ def _go(turn: Turn) -> str:
         raise RefusalError("Which way? A direction would help.", asks="go")
     if (state.room, direction) == ("garden", "d"):
         return hazard(turn, "well")
-    target = world.ROOMS[state.room].exits.get(direction)
+    room = HOUSE.rooms[state.room]
+    target = room.exits.get(direction)
     if target == "balcony":
         return hazard(turn, "balcony")
-    if is_dark(state) and not turn.happened("grue_content") and (target is None or world.ROOMS[target].dark):
+    if is_dark(state) and not turn.happened("grue_content") and (target is None or HOUSE.rooms[target].dark):
         return turn.kill("grue")
     if target is None:
-        ways = " or ".join(
-            DIRECTION_NAMES[way] for way in world.ROOMS[state.room].exits if way not in ("in", "out")
-        )
-        raise RefusalError(
-            world.REFUSED_EXITS.get(state.room, "There is no going there.") + f" You could go {ways}."
-        )
-    flag, obstacle = world.BARRIERS.get((state.room, target), ("", ""))
-    if flag and not turn.happened(flag):
-        return turn.fill(obstacle)
+        ways = " or ".join(DIRECTION_NAMES[way] for way in room.exits if way not in ("in", "out"))
+        raise RefusalError(f"{room.refusal} You could go {ways}.")
+    barrier = room.barrier
+    if barrier is not None and barrier.to == target and not turn.happened(barrier.flag):
+        return turn.fill(barrier.text)
     state.room = target
     if target == "hall":
         turn.award("hall")
@@ -356,7 +349,7 @@ def _look(turn: Turn) -> str:
 def _examine(turn: Turn, name: str) -> str:
     if is_dark(turn.state) and name != "grue":
         raise RefusalError(TOO_DARK)
-    thing = world.THINGS[name]
+    thing = THINGS[name]
     text = thing.text
     if thing.later is not None and turn.happened(thing.later[0]):
         text = thing.later[1]
@@ -373,12 +366,12 @@ def _take(turn: Turn, name: str) -> str:
     state = turn.state
     if name == "cat":
         return turn.fill("The {cat} becomes, without moving, much heavier.")
-    if name not in world.PORTABLE:
+    if name not in HOUSE.portable:
         raise RefusalError(f"There is no taking {the(name)}; the house would miss it.")
     if state.places[name] == PLAYER:
         raise RefusalError("You have that already.")
     state.places[name] = PLAYER
-    if name in world.AWARDS:
+    if name in HOUSE.awards:
         turn.award(name)
     return "Taken."
 
@@ -399,13 +392,13 @@ def _put(turn: Turn, name: str) -> str:
     target = find(turn.state, turn.phrase.second)
     if target == "cat" or target == "notary":
         return hand_over(turn, name, target)
-    if not world.THINGS[target].holds:
+    if not THINGS[target].holds:
         raise RefusalError(f"{upper_first(the(target))} is no place for it.")
     if turn.state.places.get(name) != PLAYER:
         raise RefusalError("You are not carrying that.")
     if not turn.happened(f"{target}_open"):
         raise RefusalError(f"{upper_first(the(target))} is shut.")
-    if name == target or (target == "teapot" and not world.PORTABLE[name].small):
+    if name == target or (target == "teapot" and not HOUSE.portable[name].small):
         raise RefusalError("It does not fit, and the teapot has its pride.")
     turn.state.places[name] = target
     return "Done."
@@ -426,7 +419,7 @@ def _open(turn: Turn, name: str) -> str:
             state.flags.add("door_open")
             return "You try the handle. The door, which has been waiting for somebody to, swings open."
         case "trapdoor" if not turn.happened("cat_fed"):
-            return turn.fill(world.BARRIERS["kitchen", "cellar"][1])
+            return _enter(turn, name)
         case "trapdoor":
             return "It lifts easily. The dark looks up. You could go DOWN."
         case "vaultdoor" if not turn.happened("vault_open"):
@@ -492,10 +485,10 @@ def _dial(turn: Turn) -> str:
         turn.award("vault")
         return "Click, click, click. The door sighs like someone let off early, and swings open to the north."
     state.wrong_numbers += 1
-    if state.wrong_numbers > len(world.WRONG_NUMBERS):
+    if state.wrong_numbers > len(HOUSE.wrong_numbers):
         state.wrong_numbers = 0
         return turn.kill("pianola")
-    return world.WRONG_NUMBERS[state.wrong_numbers - 1]
+    return HOUSE.wrong_numbers[state.wrong_numbers - 1]
 
 
 def _turn(turn: Turn, name: str) -> str:
@@ -509,7 +502,7 @@ def _enter(turn: Turn, name: str) -> str:
     if name not in ways:
         raise RefusalError(f"{upper_first(the(name))} is not a thing to get into.")
     way = ways[name]
-    if way not in world.ROOMS[turn.state.room].exits:
+    if way not in HOUSE.rooms[turn.state.room].exits:
         way = "out"
     turn.phrase = Phrase(verb="go", direction=way)
     return _go(turn)
@@ -543,7 +536,7 @@ def _smell(_turn: Turn, name: str) -> str:
 def _use(turn: Turn, name: str) -> str:
     if name == "key" and not turn.phrase.second:
         return _unlock(turn, find(turn.state, ("desk",)))
-    if turn.phrase.second and name in world.PORTABLE:
+    if turn.phrase.second and name in HOUSE.portable:
         target = find(turn.state, turn.phrase.second)
         if name == "key":
             turn.phrase = Phrase(verb="unlock")
@@ -572,14 +565,14 @@ def _inventory(turn: Turn) -> str:
 def _score(turn: Turn) -> str:
     turn.takes_time = False
     points, moves = score(turn.state), turn.state.moves
-    rank = next(rank for least, rank in world.RANKS if points >= least)
+    rank = next(rank for least, rank in HOUSE.ranks if points >= least)
     turns = "1 turn" if moves == 1 else f"{moves} turns"
-    return f"You have {points} out of {world.MAX_SCORE} points, after {turns}. That makes you {rank}."
+    return f"You have {points} out of {MAX_SCORE} points, after {turns}. That makes you {rank}."
 
 
 def _help(turn: Turn) -> str:
     turn.takes_time = False
-    return world.HELP
+    return HOUSE.help
 
 
 def _saying(text: str) -> Callable[..., str]:
@@ -679,7 +672,7 @@ def _not_a_verb(turn: Turn) -> str:
     if not turn.phrase.said:
         return "I beg your pardon?"
     words = (turn.phrase.said, *(word for noun in turn.phrase.nouns for word in noun))
-    if any(set(words) <= set(thing.words.split()) for thing in world.THINGS.values()):
+    if any(set(words) <= set(thing.words.split()) for thing in THINGS.values()):
         return f"Something about the {' '.join(words)}, no doubt; but what? Try a verb."
     return (
         f'"{turn.phrase.said.capitalize()}" is not a word that the house knows as a verb. (HELP lists some.)'
@@ -697,7 +690,7 @@ def _several(turn: Turn, nouns: tuple[Words, ...]) -> str:
         names = things_at(turn.state, PLAYER)
         if turn.phrase.verb == "take":
             names = [
-                name for name in within_reach(turn.state) if name in world.PORTABLE and name not in names
+                name for name in within_reach(turn.state) if name in HOUSE.portable and name not in names
             ]
         if not names:
             raise RefusalError("There is nothing here to do that with.")
@@ -705,7 +698,7 @@ def _several(turn: Turn, nouns: tuple[Words, ...]) -> str:
         names = [_meant(turn, words) for words in nouns]
     if len(names) == 1:
         return _act_on(turn, names[0])
-    return "\n".join(f"{world.THINGS[name].name}: {_attempt(turn, name)}" for name in names)
+    return "\n".join(f"{THINGS[name].name}: {_attempt(turn, name)}" for name in names)
 
 
 def _attempt(turn: Turn, name: str) -> str:

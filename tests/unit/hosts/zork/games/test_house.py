@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from grue.hosts.zork.games.house import HouseGame, walkthrough
 from grue.hosts.zork.games.house_parser import DIRECTIONS, VERBS
-from grue.hosts.zork.games.house_world import AWARDS, DEATHS, MAX_SCORE, NUMBERS, ROOMS, THINGS, case_for
+from grue.hosts.zork.games.house_world import HOUSE, MAX_SCORE, NUMBERS, THINGS, case_for
 
 
 @each_case("seed", [*range(300), -1, 2**63])
@@ -31,30 +31,30 @@ def test_the_walkthrough_wins_with_every_point(seed: int) -> None:
 
 
 def test_the_awards_add_up_to_100() -> None:
-    assert MAX_SCORE == sum(AWARDS.values()) == 100
+    assert MAX_SCORE == sum(HOUSE.awards.values()) == 100
 
 
 def test_every_room_is_visited_or_a_step_from_the_walkthrough() -> None:
     reached, frontier = {"gate"}, ["gate"]
     while frontier:
-        for target in ROOMS[frontier.pop()].exits.values():
-            if target in ROOMS and target not in reached:
+        for target in HOUSE.rooms[frontier.pop()].exits.values():
+            if target in HOUSE.rooms and target not in reached:
                 reached.add(target)
                 frontier.append(target)
-    assert reached == ROOMS.keys()
-    assert 12 <= len(ROOMS) <= 16
+    assert reached == HOUSE.rooms.keys()
+    assert 12 <= len(HOUSE.rooms) <= 16
 
     game = HouseGame()
     headings = {game.reset(3).location} | {game.step(command).location for command in walkthrough(3)}
-    assert {room.name for room in ROOMS.values()} - headings == {"Library", "Conservatory"}
+    assert {room.name for room in HOUSE.rooms.values()} - headings == {"Library", "Conservatory"}
 
 
 def test_every_exit_leads_back() -> None:
     opposite = {"n": "s", "s": "n", "e": "w", "w": "e", "u": "d", "d": "u"}
-    for name, room in ROOMS.items():
+    for name, room in HOUSE.rooms.items():
         for way, target in room.exits.items():
-            if way in opposite and target in ROOMS:
-                assert ROOMS[target].exits[opposite[way]] == name
+            if way in opposite and target in HOUSE.rooms:
+                assert HOUSE.rooms[target].exits[opposite[way]] == name
 
 
 def clues(seed: int) -> dict[str, str]:
@@ -130,7 +130,7 @@ def test_each_death_is_announced_beforehand_and_comes_once(
     seen = [game.step(command) for command in commands]
     assert any(warning in each.text for each in seen[:-1])
     assert [each.died for each in seen] == [False] * (len(seen) - 1) + [True]
-    assert DEATHS[cause] in seen[-1].text
+    assert HOUSE.deaths[cause] in seen[-1].text
     assert not seen[-1].done
     assert seen[-1].location == "Garden Gate"
     assert seen[-1].inventory == seen[-2].inventory

@@ -5,7 +5,7 @@ from case_tables import each_case
 from house_play import INTO_KITCHEN, WITH_LANTERN, play, text_after
 
 from grue.hosts.zork.games.house import HouseGame, walkthrough
-from grue.hosts.zork.games.house_world import DEATHS, case_for
+from grue.hosts.zork.games.house_world import HOUSE, case_for
 
 
 def test_the_notary_gives_the_next_hint_at_each_stage() -> None:
@@ -172,7 +172,7 @@ def test_replies_in_the_kitchen(command: str, reply: str) -> None:
 
 def test_the_plant_and_the_grue_have_views_on_gifts() -> None:
     assert "declines" in text_after(*WITH_LANTERN, "s", "e", "n", "give teapot to plant")
-    assert DEATHS["plant"] in text_after(*INTO_KITCHEN[:4], "e", "n", "hit plant", "kill plant")
+    assert HOUSE.deaths["plant"] in text_after(*INTO_KITCHEN[:4], "e", "n", "hit plant", "kill plant")
     route = walkthrough(7)
     to_passage = route[: route.index("wind music box")]
     assert play(*to_passage, "give music box to grue")[1].score == 85
