@@ -42,15 +42,8 @@ class CompletionError(LLMError):
     """The model gave no completion, after all retries; `failure` has the details."""
 
     def __init__(self, failure: m.LlmFailure) -> None:
-        super().__init__(
-            str(error_for(m.TurnFailed(turn=0, failure=failure))),
-            kind=failure.kind,
-            reason=failure.reason or "",
-            status=failure.status,
-            retry_after_s=failure.retry_after_s,
-            model=failure.model,
-            endpoint=failure.endpoint,
-        )
+        told = error_for(m.TurnFailed(turn=0, failure=failure))
+        super().__init__(str(told), **vars(told))
         self.failure = failure
 
 
