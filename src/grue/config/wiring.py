@@ -21,12 +21,8 @@ from grue.errors import MCPConfigError
 from grue.field_checks import fault_of
 from grue.policies import (
     Budget,
-    ContextPolicy,
     FailurePolicy,
     OnToolDrift,
-    StartWhen,
-    ToolPolicy,
-    ToolSearch,
     TurnLimits,
 )
 from grue.protocol.retry import RetryPolicy
@@ -35,19 +31,26 @@ from grue.tool_sessions.server_specs import McpServer
 from grue.transports.llm.endpoint import LlmSettings, api_key, require_key
 
 
+def runner_options(config: GameConfiguration, lock: ToolLock | None) -> dict[str, Any]:
+    """Return the arguments of a `Runner` that a project's settings determine. `lock` is the tool lock."""
+    return {
+        "limits": turn_limits(config),
+        "policy": FailurePolicy(on_tool_drift=on_tool_drift(config)),
+        "tool_lock": lock,
+        "budget": episode_budget(config),
+        "tool_policy": config.tool_policy,
+        "context": config.context,
+        "tool_search": config.tool_search,
+        "start": config.mcp_start,
+    }
+
+
 class Configured(Struct, frozen=True):
-    """A configuration, and the arguments of a `Runner` that follow from it."""
+    """A configuration with its servers and their tool lock."""
 
     config: GameConfiguration
     servers: dict[str, McpServer]
-    limits: TurnLimits
-    policy: FailurePolicy
     tool_lock: ToolLock | None
-    budget: Budget
-    tool_policy: ToolPolicy
-    context: ContextPolicy | None
-    tool_search: ToolSearch | None
-    start: StartWhen
 
     @property
     def llm(self) -> LlmSettings:
@@ -63,18 +66,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
     if servers and takes_servers(config, read_project_tables(Path(path))):
         lock = tool_lock(config)
         found = tool_servers(MCPConfig.from_file(config.mcp_config_path))
-    return Configured(
-        config=config,
-        servers=found,
-        limits=turn_limits(config),
-        policy=FailurePolicy(on_tool_drift=on_tool_drift(config)),
-        tool_lock=lock,
-        budget=episode_budget(config),
-        tool_policy=config.tool_policy,
-        context=config.context,
-        tool_search=config.tool_search,
-        start=config.mcp_start,
-    )
+    return Configured(config, found, lock)
 
 
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:

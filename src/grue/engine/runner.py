@@ -199,24 +199,19 @@ class Runner(AsyncToolAccess, Closing):
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
         """
-        from grue.config.wiring import from_configuration
+        from grue.config.wiring import from_configuration, runner_options
 
         configured = from_configuration(path)
+        options = runner_options(configured.config, configured.tool_lock)
+        options["start"] = with_default(start, options["start"])
         return cls(
             llm=configured.llm if llm is None else llm,
             servers=configured.servers,
-            limits=configured.limits,
-            policy=configured.policy,
             recorder=recorder,
             trace=trace,
-            tool_lock=configured.tool_lock,
-            tool_policy=configured.tool_policy,
-            context=configured.context,
-            tool_search=configured.tool_search,
             approve=approve,
-            budget=configured.budget,
             keep=keep,
-            start=with_default(start, configured.start),
+            **options,
         )
 
     def close(self) -> None:

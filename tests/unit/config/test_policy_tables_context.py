@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grue.config.settings import GameConfiguration
-from grue.config.wiring import from_configuration
+from grue.config.wiring import from_configuration, runner_options
 from grue.errors import MCPConfigError
 from grue.policies import ContextPolicy
 
@@ -43,7 +43,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     )
     assert set(policy.__struct_fields__) == {line.partition(" =")[0] for line in WHOLE.split("\n")[2:-1]}
     assert GameConfiguration.from_toml(path).context == policy
-    assert from_configuration(path).context == policy
+    assert runner_options(from_configuration(path).config, None)["context"] == policy
 
 
 def test_without_the_table_nothing_is_cleared(tmp_path: Path) -> None:

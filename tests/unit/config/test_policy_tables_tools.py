@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from grue.config.settings import GameConfiguration
-from grue.config.wiring import from_configuration
+from grue.config.wiring import from_configuration, runner_options
 from grue.errors import MCPConfigError
 from grue.policies import ToolPolicy, ToolRule
 
@@ -47,7 +47,7 @@ def test_every_key_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         park_for_s=3600,
     )
     assert GameConfiguration.from_toml(path).tool_policy == policy
-    assert from_configuration(path).tool_policy == policy
+    assert runner_options(from_configuration(path).config, None)["tool_policy"] == policy
 
 
 def test_without_the_table_everything_is_allowed(tmp_path: Path) -> None:

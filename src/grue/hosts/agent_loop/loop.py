@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
 
 import anyio
 from msgspec.structs import replace
@@ -289,16 +289,7 @@ def configured_options(config: "GameConfiguration", lock: ToolLock | None) -> Ru
     """Return the options that a project's settings determine. `lock` is the tool lock; `None`: no lock."""
     from grue.config import wiring  # imported here, because it loads pydantic
 
-    return {
-        "limits": wiring.turn_limits(config),
-        "policy": FailurePolicy(on_tool_drift=wiring.on_tool_drift(config)),
-        "tool_policy": config.tool_policy,
-        "tool_lock": lock,
-        "budget": wiring.episode_budget(config),
-        "context": config.context,
-        "tool_search": config.tool_search,
-        "start": config.mcp_start,
-    }
+    return cast("RunnerOptions", wiring.runner_options(config, lock))
 
 
 def _add_prefix(options: RunnerOptions) -> None:
