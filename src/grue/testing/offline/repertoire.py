@@ -2,8 +2,10 @@
 
 import json
 import re
+import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -282,100 +284,27 @@ def _named_ways(situation: Situation) -> Iterator[str]:
             yield from (way for way in ways if way not in ("up", "down") or _CLIMB.search(sentence))
 
 
-_HOUSE_REASONS: Final = {
-    "open door": "It does not look locked; it looks as if nobody had asked. I ask.",
-    "examine sampler": "A picture that somebody took the trouble to stitch is worth a trouble of mine.",
-    "take lantern": "Wherever this house keeps its cellar, I shall want to see it.",
-    "take sardines": "A shelf for bribes, and the only thing on it smells of diplomacy.",
-    "open teapot": "A teapot where nobody who wanted tea would keep it was not put there for tea.",
-    "take key": "It went clink, and it is mine now.",
-    "give sardines to cat": "The cat is on the trapdoor, the fish is in the tin, and I am between the two.",
-    "examine painting": "The second picture. Gulls can be counted, if one is quick.",
-    "read bible": "Births without dates: an odd thing to write down, unless the order is the point.",
-    "read postcard": "It is an open secret, being pinned up, so I may read it.",
-    "unlock desk with key": "A small brass keyhole, and in my hand a small brass key.",
-    "read letter": "Addressed to whoever took the trouble. That would be me.",
-    "look through telescope": "The third picture must be the view: it does not point up.",
-    "light lantern": "There is a cellar below, and I have read about cellars.",
-    "take deed": "The deed. Mr Pym has waited for it since Tuesday.",
-    "take music box": "Somebody down here wants the end of a tune, and here is a tune with an end.",
-    "wind music box": "All of it, please, says the lid. With pleasure.",
-    "give deed to pym": "One deed, one stamp, one house.",
-}
-_HOUSE_OBJECTIVES: Final = {
-    "open door": "Find the deed of the house and bring it to the notary.",
-    "unlock desk with key": "Find out the three figures of the vault.",
-    "light lantern": "Open the vault under the house, without waking the pianola.",
-    "take music box": "Play the whole tune to whoever hums in the cellar, then bring Mr Pym the deed.",
-}
-_HOUSE_ROUNDS: Final = {
-    "open teapot": (
-        _round(
-            "Everything in this pantry stands where one wants it, except the teapot on the top shelf.",
-            "Who hides a teapot hides what is in it. Small, then, and worth a climb: off with the lid.",
-        ),
-    ),
-    "give sardines to cat": (
-        _round(
-            "The cat sleeps on something square with a ring in it, and does not get up for people. I "
-            "have sardines, for persuasion, with a paw-print on the tin. This is not a hard case."
-        ),
-    ),
-    "light lantern": (
-        _round("The trapdoor is free. I could go down now; it is dark there, but I know the way back."),
-        _round(
-            "Or I light the lantern first and give whatever keeps its elbows in the dark no reason to be "
-            "embarrassed. I prefer this branch: it has fewer teeth.",
-            branches_from=1,
-        ),
-    ),
-}
+class _Round(Struct, frozen=True):
+    thoughts: tuple[str, ...]
+    revises: int | None = None  # like `branches_from`, of the last thought
+    branches_from: int | None = None
+
+
+class _Told(Struct, frozen=True, forbid_unknown_fields=True):
+    why: str
+    objective: str | None = None
+    rounds: tuple[_Round, ...] = ()
+
+
+_THOUGHTS: Final = msgspec.convert(
+    tomllib.loads(Path(__file__).with_name("playbooks.toml").read_text(encoding="utf-8")),
+    dict[str, dict[str, _Told]],
+)
 # For each name in the Bible of The House: who that is, and what to count in that person's picture.
 _PICTURES: Final = {
     "Jory": ("sailor", "gulls"),
     "Marget": ("baker", "loaves"),
     "Tamsin": ("widow", "candles"),
-}
-_ZORK_REASONS: Final = {
-    "take egg": "Jewelled eggs seldom grow on trees, so this one will be missed by nobody but a bird.",
-    "open window": "The front door is boarded up. A window that is ajar is a door with less pride.",
-    "take lamp": "A brass lantern, before any place that is dark.",
-    "open case": "A trophy case with no trophies: an invitation if ever I saw one.",
-    "put egg in case": "The first trophy.",
-    "move rug": "A rug in the middle of the room is there to be walked round, or under.",
-    "open trap door": "A trap door. It would be rude to leave it shut.",
-    "turn on lamp": "It is pitch dark down there, and grues eat those who save oil.",
-    "take painting": "Vandals have left one painting, which shows taste. I show the same.",
-    "put painting in case": "The second trophy. The case begins to look inhabited.",
-}
-_ZORK_OBJECTIVES: Final = {
-    "take egg": "Get into the white house.",
-    "open case": "Fill the trophy case with treasures.",
-    "turn on lamp": "Find a treasure under the house, and a way back up.",
-}
-_ZORK_ROUNDS: Final = {
-    "open window": (
-        _round(
-            "The doors of the white house are boarded up, which leaves whatever the carpenter forgot.",
-            "Behind the house one window is slightly ajar. It is small, but so is my luggage: an egg.",
-        ),
-    ),
-    "move rug": (
-        _round("The living room has a door to the west that is nailed shut, a case, a lamp and a large rug."),
-        _round("The lamp must be for some dark place. The only way on seems to be the nailed door, then."),
-        _round(
-            "Not so: one does not light a lamp for a door that is nailed shut. A dark place belongs "
-            "below, and what lies over it is the rug. Move that, and look for a trap door.",
-            revises=2,
-        ),
-    ),
-    "turn on lamp": (
-        _round("A rickety staircase leads down into darkness. I could feel my way."),
-        _round(
-            "Or I could turn on the lamp before I go, which no grue has ever had anything to say to.",
-            branches_from=1,
-        ),
-    ),
 }
 _ZORK_COMMANDS: Final = (
     "north. north. up. take egg. down. south. east. open window. west. west. take lamp. open case. put egg "
@@ -392,7 +321,7 @@ def playbook_for(game_title: str, seed: int) -> Playbook | None:
 
 def house_playbook(seed: int) -> Playbook:
     """Return the playbook that wins The House with all points, if the game has this seed."""
-    steps = _steps(walkthrough(seed), _HOUSE_REASONS, _HOUSE_OBJECTIVES, _HOUSE_ROUNDS)
+    steps = _steps(walkthrough(seed), _THOUGHTS["house"])
     case = case_for(seed)
     return Playbook(
         r"^(?:the )?house$",
@@ -402,23 +331,18 @@ def house_playbook(seed: int) -> Playbook:
 
 def zork1_playbook() -> Playbook:
     """Return the playbook that scores 55 of the 350 points of Zork I, with any seed."""
-    steps = _steps(_ZORK_COMMANDS.split(". "), _ZORK_REASONS, _ZORK_OBJECTIVES, _ZORK_ROUNDS)
+    steps = _steps(_ZORK_COMMANDS.split(". "), _THOUGHTS["zork1"])
     return Playbook(r"\bzork[ _-]*(?:1|i)(?![0-9i])", tuple(steps))
 
 
-def _steps(
-    commands: Iterable[str],
-    reasons: Mapping[str, str],
-    objectives: Mapping[str, str],
-    rounds: Mapping[str, tuple[tuple[Thought, ...], ...]],
-) -> Iterator[Step]:
+def _steps(commands: Iterable[str], said: Mapping[str, _Told]) -> Iterator[Step]:
     for command in commands:
-        yield Step(
-            command=command,
-            why=reasons.get(command, f"On, {command}: what I want next is that way."),
-            objective=objectives.get(command),
-            rounds=rounds.get(command, ()),
+        given = said.get(command) or _Told(f"On, {command}: what I want next is that way.")
+        rounds = (
+            _round(*each.thoughts, revises=each.revises, branches_from=each.branches_from)
+            for each in given.rounds
         )
+        yield Step(command=command, why=given.why, objective=given.objective, rounds=tuple(rounds))
 
 
 def _with_sum(step: Step, case: Case) -> Step:
