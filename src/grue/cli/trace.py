@@ -4,11 +4,11 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from grue.cli.saying import GRUE, say, shown_argument, shown_path
 from grue.errors import MCPConfigError
@@ -29,40 +29,35 @@ _UNKNOWN_WIDTH = 100
 _MOST_NAMES, _NAME_CHARS = 30, 60
 
 
-class ShowOptions(Struct, frozen=True, kw_only=True):
-    """The options of `grue trace show`. An empty filter matches every message."""
+def show(
+    file: Path, filters: Mapping[str, Any], *, whole: bool, follow: bool, as_json: bool, width: int | None
+) -> bool:
+    """Print a trace; return `False` if no message matches the filters, except if the trace is followed.
 
-    file: Path
-    turn: Sequence[str] | None
-    message: Sequence[str] | None
-    actor: Sequence[str] | None
-    kind: Sequence[str] | None
-    text: Sequence[str] | None
-    failures: bool
-    whole: bool
-    follow: bool
-    as_json: bool
-    width: int | None
-
-
-def show(options: ShowOptions) -> bool:
-    """Print a trace; return `False` if no message matches the filters, except if the trace is followed."""
-    episode = open_episode(options.file)
-    wanted = Filter.of(
-        turns=options.turn or (),
-        messages=options.message or (),
-        actors=options.actor or (),
-        kinds=options.kind or (),
-        texts=options.text or (),
-        failures=options.failures,
-        facts=set(map(kind_of_line, episode.lines())) if options.kind else (),
-    )
-    if not options.follow and wanted != EVERYTHING and not any(map(wanted.wants_line, episode.lines())):
+    `filters` has arguments of `Filter.of`.
+    """
+    episode = open_episode(file)
+    wanted = Filter.of(**filters, facts=set(map(kind_of_line, episode.lines())) if filters["kinds"] else ())
+    if not follow and wanted != EVERYTHING and not any(map(wanted.wants_line, episode.lines())):
         fits = "reports a failure or a problem" if wanted == Filter(failures=True) else "fits"
         say(f"grue: No message of {shown_path(episode.path)} {fits}. {_what_there_is(episode)}", err=True)
         return False
-    print_lines(_lines(episode, wanted, options), at_once=options.follow)
-    if not options.follow:
+    envelopes: Iterable[EpisodeEnvelope]
+    if follow:
+        # Only the end of the episode or a Ctrl-C stops `follow`.
+        envelopes = filter(wanted.wants, episode.follow(lambda: False))
+    else:
+        envelopes = (line.envelope() for line in filter(wanted.wants_line, episode.lines()))
+    if as_json:
+        lines: Iterable[str] = map(table.json_line, envelopes)
+    elif whole:
+        lines = table.render_whole(envelopes, colour=_colour())
+    elif follow:
+        lines = table.render_live(episode.header, envelopes, width=table_width(width), colour=_colour())
+    else:
+        lines = _table(episode, wanted, table_width(width))
+    print_lines(lines, at_once=follow)
+    if not follow:
         for turns in wanted.turns:
             _say_if_repeated(episode, turns)
     return True
@@ -126,23 +121,6 @@ def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
         print_lines([table.printable_json(msgspec.json.encode(counted))])
     else:
         print_lines(stats_table.render(counted, width=table_width(width), colour=_colour()))
-
-
-def _lines(episode: EpisodeReader, wanted: Filter, options: ShowOptions) -> Iterable[str]:
-    envelopes: Iterable[EpisodeEnvelope]
-    if options.follow:
-        # Only the end of the episode or a Ctrl-C stops `follow`.
-        envelopes = filter(wanted.wants, episode.follow(lambda: False))
-    else:
-        envelopes = (line.envelope() for line in filter(wanted.wants_line, episode.lines()))
-    if options.as_json:
-        return map(table.json_line, envelopes)
-    if options.whole:
-        return table.render_whole(envelopes, colour=_colour())
-    width = table_width(options.width)
-    if options.follow:
-        return table.render_live(episode.header, envelopes, width=width, colour=_colour())
-    return _table(episode, wanted, width)
 
 
 def _table(episode: EpisodeReader, wanted: Filter, width: int | None) -> Iterator[str]:

@@ -100,23 +100,18 @@ def trace_show(
     times, one match is enough: --turn 3 --turn 7 shows the messages of both
     turns. The exit status is 1 if no message matches.
     """
-    from grue.cli.trace import ShowOptions, show
+    from grue.cli.trace import show
 
     take_interrupts()
-    options = ShowOptions(
-        file=chosen_trace(file),
-        turn=turn,
-        message=message,
-        actor=actor,
-        kind=kind,
-        text=text,
-        failures=failures,
-        whole=whole,
-        follow=follow,
-        as_json=as_json,
-        width=width,
-    )
-    return show(options)
+    filters = {
+        "turns": turn or (),
+        "messages": message or (),
+        "actors": actor or (),
+        "kinds": kind or (),
+        "texts": text or (),
+        "failures": failures,
+    }
+    return show(chosen_trace(file), filters, whole=whole, follow=follow, as_json=as_json, width=width)
 
 
 @trace_app.command("stats")

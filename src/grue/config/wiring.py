@@ -37,7 +37,11 @@ def runner_options(config: GameConfiguration, lock: ToolLock | None) -> dict[str
         "limits": turn_limits(config),
         "policy": FailurePolicy(on_tool_drift=on_tool_drift(config)),
         "tool_lock": lock,
-        "budget": episode_budget(config),
+        "budget": Budget(
+            requests=config.budget.episode_requests,
+            tokens=config.budget.episode_tokens,
+            cost_usd=config.budget.episode_cost_usd,
+        ),
         "tool_policy": config.tool_policy,
         "context": config.context,
         "tool_search": config.tool_search,
@@ -214,12 +218,4 @@ def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) 
             tokens=config.budget.turn_tokens,
             cost_usd=config.budget.turn_cost_usd,
         ),
-    )
-
-
-def episode_budget(config: GameConfiguration) -> Budget:
-    """Return the configured budget of an episode."""
-    budget = config.budget
-    return Budget(
-        requests=budget.episode_requests, tokens=budget.episode_tokens, cost_usd=budget.episode_cost_usd
     )

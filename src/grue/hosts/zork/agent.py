@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from grue import AnswerSpec, FailurePolicy, Recorder, Runner, TurnOutcome, TurnRequest
 from grue import messages as m
-from grue.config.wiring import episode_budget, on_tool_drift, turn_limits
+from grue.config.wiring import on_tool_drift, runner_options, turn_limits
 from grue.engine.current_episode import with_default
 from grue.engine.tool_servers import hide_secrets
 from grue.engine.turn import outcome_of
@@ -370,20 +370,10 @@ class ZorkAgent:
             llm = llm.endpoint(self.model, force_tool_support=forced, **self._sampling)
         else:
             llm = client_actor(llm, self.model, config, **self._sampling)
+        options = runner_options(config, manager.tool_lock if manager else None)
+        options |= {"limits": self._limits, "policy": self._policy, "start": self._start}
         return Runner(
-            llm=llm,
-            servers=servers,
-            limits=self._limits,
-            policy=self._policy,
-            recorder=recorder,
-            tool_lock=manager.tool_lock if manager else None,
-            tool_policy=config.tool_policy,
-            context=config.context,
-            tool_search=config.tool_search,
-            approve=self._approve,
-            budget=episode_budget(config),
-            keep=self._keep,
-            start=self._start,
+            llm=llm, servers=servers, recorder=recorder, approve=self._approve, keep=self._keep, **options
         )
 
     def _rewire(self) -> None:
