@@ -25,76 +25,8 @@ from grue.sandbox.box import Sandbox
 from grue.sandbox.launch import missing_for
 from grue.transports.llm.endpoint import key_names
 
-AGENT = '''"""Answer a question with the tools of the servers in mcp_config.json.
-
-python agent.py "What should I pack for a week in Oslo in March?"
-"""
-
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-
-from grue import LlmSettings, Runner, TurnRequest
-from grue.hosting import read_servers
-
-CONFIG = Path(__file__).with_name("mcp_config.json")
-
-# Any endpoint that speaks OpenAI's or Anthropic's format; a local one is http://127.0.0.1:11434/v1, say.
-# The key is read from the environment: GRUE_API_KEY, or the provider's own, such as OPENROUTER_API_KEY.
-LLM = LlmSettings(base_url="https://openrouter.ai/api/v1", model="anthropic/claude-haiku-5.5")
-
-
-@dataclass
-class Answer:  # the form of the answer; the model would be told a docstring too
-    text: str
-    sure: bool
-
-
-def ask(question: str, runner: Runner) -> Answer:
-    """Ask one question. The model may use the tools before it answers."""
-    system = "Answer the user's question. Think with the tools first."
-    return runner.run_turn(TurnRequest(question, system=system, answer=Answer)).response
-
-
-if __name__ == "__main__":
-    with Runner(llm=LLM, servers=read_servers(CONFIG), trace="runs") as runner:
-        print(ask(" ".join(sys.argv[1:]) or "What is six times seven?", runner).text)
-    # Every message is on file, also of a run that failed. Read it with: grue trace show
-    print(f"trace: {runner.trace}", file=sys.stderr)
-'''
-
-TEST = r'''"""The program with a scripted model: no network, no key, and no process left behind."""
-
-import os
-import re
-
-from grue import LlmSettings, Runner
-from grue.hosting import read_servers
-from grue.testing.llm_server import text_reply, tool_calls_reply
-
-from agent import CONFIG, Answer, ask
-
-
-def test_it_thinks_with_the_tool_and_answers(nothing_left, scripted_llm, fake_tool_session):
-    mind = fake_tool_session("mind")
-    mind.answers("think", "Noted.")
-    llm = scripted_llm(
-        tool_calls_reply(("mind.think", {"thought": "Six sevens are 42."})),
-        text_reply('{"text": "42", "sure": true}'),
-    )
-    settings = LlmSettings(base_url=llm.base_url, model="scripted")
-    with Runner(llm=settings, servers={"mind": mind}) as runner:
-        assert ask("What is six times seven?", runner) == Answer("42", sure=True)
-    assert mind.calls == [("think", {"thought": "Six sevens are 42."})]
-
-
-def test_the_configuration_of_servers_is_valid(monkeypatch):
-    for name in re.findall(r"\${(?:env:)?(\w+)}", CONFIG.read_text()):  # the keys that the servers need
-        monkeypatch.setenv(name, os.environ.get(name, "https://stand-in"))
-    assert read_servers(CONFIG)
-'''
-
-
+_PROJECT = Path(__file__).with_name("new_project")
+AGENT, TEST = ((_PROJECT / name).read_text(encoding="utf-8") for name in ("agent.txt", "test_agent.txt"))
 _DEFAULT = ("https://openrouter.ai/api/v1", "anthropic/claude-haiku-5.5")
 _LOCAL = "http://127.0.0.1:11434/v1"
 _LOCAL_S = 0.5
