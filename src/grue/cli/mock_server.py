@@ -1,11 +1,11 @@
 """`grue mock-server`: run the bundled mock server, or a `MockServer` of the user, over stdio or HTTP."""
 
 import importlib
-import importlib.util
+import runpy
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -68,30 +68,23 @@ def _server(target: str | None, options: dict[str, Any]) -> "MockServer":
     module, _, name = target.rpartition(":")
     if not module or not name:
         raise MCPConfigError(f"{target!r} does not name a server: write MODULE:NAME or FILE.py:NAME.")
-    server = getattr(_module(module), name, None)
+    server = getattr(_imported(module), name, None)
     if not isinstance(server, MockServer):
         raise MCPConfigError(f"{name!r} in {module!r} is not a MockServer.")
     return server
 
 
-def _module(name: str) -> ModuleType:
-    if not name.endswith(".py"):
+def _imported(module: str) -> object:
+    if not module.endswith(".py"):
         sys.path.insert(0, "")
-    elif not Path(name).is_file():
-        raise MCPConfigError(f"there is no file {name!r}.")
+    elif not Path(module).is_file():
+        raise MCPConfigError(f"there is no file {module!r}.")
     try:
-        return _of_file(Path(name)) if name.endswith(".py") else importlib.import_module(name)
+        if module.endswith(".py"):
+            return SimpleNamespace(**runpy.run_path(module, run_name=Path(module).stem))
+        return importlib.import_module(module)
     except (Exception, SystemExit) as error:
-        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
-            raise MCPConfigError(f"there is no module {name!r}: name one, or a file with .py.") from error
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise MCPConfigError(f"there is no module {module!r}: name one, or a file with .py.") from error
         what = f"{type(error).__name__}: {printable(str(error), 500)}"
-        raise MCPConfigError(f"{name!r} cannot be imported: {what}.") from error
-
-
-def _of_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError("it is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+        raise MCPConfigError(f"{module!r} cannot be imported: {what}.") from error
