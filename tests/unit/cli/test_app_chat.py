@@ -105,8 +105,8 @@ def test_a_chat_searches_tools_as_the_project_says(run: CliRunner) -> None:
     options = ChatOptions(offline=True, mcp=False)
     assert wire_chat(options).runner["tool_search"] is None
     Path("pyproject.toml").write_text('[tool.grue.tool_search]\nabove = 40\nalways = ["shop.list"]\n')
-    always = ("shop.list", "mcp.shop.list")
-    assert wire_chat(options).runner["tool_search"] == ToolSearch(above=40, always=always)
+    # The loop adds the names with the prefix `mcp.`.
+    assert wire_chat(options).runner["tool_search"] == ToolSearch(above=40, always=("shop.list",))
 
 
 def test_a_line_without_an_answer_is_told_and_the_next_one_is_answered(run: CliRunner) -> None:
