@@ -50,15 +50,16 @@ class HostPort(Struct, frozen=True):
         An IPv6 address with a port is in brackets, as in `[::1]:80`. Without a port, both 80 and 443 are
         meant. Other texts raise `ValueError`.
         """
-        host, port = text, ""
+        host, port, is_host = text, "", True
         if text.startswith("["):
-            host, _, port = text[1:].partition("]")
+            host, end, port = text[1:].partition("]")
+            is_host = bool(end) and ":" in host
             port = port[1:] if port.startswith(":") else port and f"]{port}"
         elif text.count(":") == 1:
             host, _, port = text.partition(":")
         if (":" in text and text[-1] == ":") or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
             raise ValueError(f"{text!r} has no valid port: write host:443")
-        if _address(host) is None and (len(host) > 253 or not _HOST.fullmatch(host)):
+        if not is_host or (_address(host) is None and (len(host) > 253 or not _HOST.fullmatch(host))):
             raise ValueError(f"{text!r} is not a host: write example.com, *.example.com, or 10.0.0.5:5432")
         return cls(host.lower().rstrip("."), (int(port),) if port else _WEB_PORTS)
 
@@ -89,9 +90,10 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         hide: Files and folders that the program may not access, although they are in a folder that the box
             opens. A folder that contains a hidden file or folder, at any depth, cannot be listed, and nothing
             can be made, deleted or renamed in it.
-        execute: The other programs that the program may start, besides `/bin/sh`; `None`: any program of the
-            system and of the folders that the box opens. All programs that it starts are in the same box. A
-            hostile program can get around the list: it can load the code of any file that it may read.
+        execute: The other programs that the program may start, besides `/bin/sh` and the dynamic loader;
+            `None`: any program of the system and of the folders that the box opens. All programs that it
+            starts are in the same box. A hostile program can get around the list: it can load the code of any
+            file that it may read.
         network: `True`: any connection. `False`: none. A list of hosts such as `example.com:443`: only these,
             and those with a name through a proxy that grue runs. `None`: the preset decides.
         unix_sockets: Whether the program may use Unix sockets. They give access to Docker or to an SSH agent,
@@ -219,7 +221,7 @@ def in_words(box: Sandbox) -> str:
             f"not {', '.join(box.hide)}, and no listing, making or deleting in a folder that contains it"
         )
     if box.execute is not None:
-        said.append(f"starts only {', '.join(box.execute) or 'itself'}")
+        said.append(f"starts only {', '.join(('itself', '/bin/sh', 'the dynamic loader', *box.execute))}")
     hosts = ", ".join(map(str, box.hosts))
     said.append(f"network: {'any' if box.any_network else hosts or 'none'}")
     if box.unix_sockets:

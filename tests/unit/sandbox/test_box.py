@@ -89,6 +89,9 @@ def test_the_box_of_a_file_applies_to_servers_with_the_switch_of_vs_code(tmp_pat
         ({"network": ["a:0"]}, "no valid port"),
         ({"network": ["a:"]}, "no valid port"),
         ({"network": ["[::1]80"]}, "no valid port"),
+        ({"network": ["[a.example]:80"]}, "'[a.example]:80' is not a host"),
+        ({"network": ["[10.0.0.5]:80"]}, "'[10.0.0.5]:80' is not a host"),
+        ({"network": ["[::1"]}, "'[::1' is not a host"),
         ({"network": ["https://a.example"]}, "https"),
         ({"memory_mb": 0}, "memory_mb should be a whole number above zero"),
         ({"cpu_s": True}, "cpu_s should be a whole number"),
@@ -160,10 +163,11 @@ def test_a_box_in_words_says_what_it_opens() -> None:
     )  # fmt: skip
     assert in_words(box) == (
         "files: its own program, a scratch folder and the workspace; reads /a; writes /b; not /a/c, and no listing, making or deleting in a folder that contains it; starts only"
-        " git; network: x.example:1; Unix sockets; 5 MiB; 6 processes; 7 open files; 8 MiB a file;"
+        " itself, /bin/sh, the dynamic loader, git; network: x.example:1; Unix sockets; 5 MiB; 6 processes; 7 open files; 8 MiB a file;"
         " 9 s of processor time"
     )
     assert in_words(Sandbox(preset="web")).endswith("network: any")
+    assert "; starts only itself, /bin/sh, the dynamic loader; " in in_words(Sandbox(execute=()))
 
 
 def test_a_list_means_what_a_tuple_means() -> None:
