@@ -51,11 +51,11 @@ from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.chat_wire.profiles import find_model, read_models, rule_for
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tools.lock import drift_text
-from grue.runtime.files import open_regular
+from grue.runtime.files import expanded, open_regular
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.sandbox.box import in_words
+from grue.sandbox.box import Sandbox, in_words
 from grue.sandbox.kernel import coverage
 from grue.sandbox.launch import missing_for
 from grue.tool_sessions.failures import INSTALL_NODE, failure_text
@@ -90,8 +90,17 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
             continue
         missing = missing_for(server.sandbox)
         text = f"{name} ({source}), box: {in_words(server.sandbox)}"
-        lines = "\n".join((text, *(f"Not enforced here: {each}." for each in missing)))
-        yield Finding("WRONG" if missing and server.sandbox.required else "note" if missing else "ok", lines)
+        lines = [text, *(f"Not enforced here: {each}." for each in missing), *_absent(server, server.sandbox)]
+        wrong = missing and server.sandbox.required
+        yield Finding("WRONG" if wrong else "note" if lines[1:] else "ok", "\n".join(lines))
+
+
+def _absent(server: StdioServer, box: Sandbox) -> Iterator[str]:
+    # A start ignores these paths, since a file may be absent at times. But a name may also be misspelt.
+    for key in ("read", "hide"):
+        for path in getattr(box, key):
+            if not os.path.lexists(Path(server.cwd or "", expanded(path))):
+                yield f"{path} in '{key}' does not exist."
 
 
 def machine(*, needed: bool) -> Finding:

@@ -639,3 +639,27 @@ def test_the_doctor_says_what_each_server_can_reach(monkeypatch: pytest.MonkeyPa
     assert boxed.verdict == "WRONG"
     assert "network: a.example:443" in boxed.text
     assert "Not enforced here: Landlock is not in this kernel" in boxed.text
+
+
+def test_the_doctor_names_paths_of_a_box_that_do_not_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        launch, "coverage", lambda: Coverage(system="", landlock=9, seccomp=True, listener=True)
+    )
+    (tmp_path / "there").touch()
+    written: list[dict[str, tuple[str, ...]]] = [
+        {"read": ("there", "absent", f"{tmp_path}/there"), "hide": ("~/no such file",)},
+        {"read": ("there",)},
+    ]
+    servers = {
+        str(n): StdioServer(name=str(n), command="x", cwd=str(tmp_path), sandbox=Sandbox(**box))  # type: ignore[arg-type]
+        for n, box in enumerate(written)
+    }
+    _, first, second = findings(servers, "mcp.json")
+    assert first.verdict == "note"
+    assert first.text.splitlines()[1:] == [
+        "absent in 'read' does not exist.",
+        "~/no such file in 'hide' does not exist.",
+    ]
+    assert (second.verdict, second.text.count("\n")) == ("ok", 0)
