@@ -279,7 +279,7 @@ class EpisodeTally:
                 self._tool(envelope).numbers["calls"] += 1
             case m.ToolRejected(name=name) | m.ToolDenied(name=name):
                 # The model may have invented this name. Count the call under the name all the same.
-                self.tools[name].numbers["rejected"] += 1
+                self.tools[name].numbers["denied" if isinstance(body, m.ToolDenied) else "rejected"] += 1
                 self._names.pop((turn, body.call_id), None)
             case m.ToolSkipped(refused=refused):
                 self._settle(envelope, "rejected" if refused else "skipped")

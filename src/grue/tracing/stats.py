@@ -160,7 +160,8 @@ class ToolStats(Struct, frozen=True, kw_only=True):
     timed_out: int = 0
     lost: int = 0  # the server died
     skipped: int = 0  # not sent, as after a call that timed out
-    rejected: int = 0  # not sent: unknown, changed, invalid or denied
+    rejected: int = 0  # not sent: unknown, changed or invalid
+    denied: int = 0  # not sent: by the policy or a person
     duration: Durations  # of calls that were sent and have ended
 
 

@@ -22,7 +22,8 @@ _PHASES: dict[TimePhase, str] = {
     "host": "host and game",
     "other": "other",
 }
-_TOOL_HEADINGS = ("", "calls", "err", "late", "lost", "skip", "rej", "p50", "p95", "max", "")
+_TOOL_HEADINGS = ("", "calls", "err", "late", "lost", "skip", "rej", "deny", "p50", "p95", "max", "")
+_DENIED = _TOOL_HEADINGS.index("deny")
 _SERVER_HEADINGS = ("", "starts", "failed", "retries", "deaths", "p50", "max", "endings")
 _SLOW_HEADINGS = ("", "took", "outcome", "requests", "calls", "mostly")
 Row = Sequence[str]
@@ -41,7 +42,7 @@ def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = Fals
         yield shown(line)
     for title, headings, rows in (
         (f"Time: {duration(stats.wall_s)}", (), _phase_rows(stats)),
-        ("Tools", _TOOL_HEADINGS, _tool_rows(stats)),
+        ("Tools", (), _tool_table(stats)),
         ("Servers", _SERVER_HEADINGS, _server_rows(stats)),
         ("Slowest turns", _SLOW_HEADINGS, _slow_rows(stats)),
     ):
@@ -68,6 +69,7 @@ def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
     unsent = {
         "skipped": sum(tool.skipped for tool in stats.tools),
         "rejected": sum(tool.rejected for tool in stats.tools),
+        "denied": sum(tool.denied for tool in stats.tools),
     }
     calls = sum(tool.calls for tool in stats.tools)
     cut = f"; cut before the model read it: {model.cut_results}" if model.cut_results else ""
@@ -117,16 +119,21 @@ def _phase_rows(stats: EpisodeStats) -> list[Row]:
     ]
 
 
-def _tool_rows(stats: EpisodeStats) -> list[Row]:
-    return [
+def _tool_table(stats: EpisodeStats) -> list[Row]:
+    rows: list[Row] = [
         (
             printable(tool.tool, 80),
-            *map(str, (tool.calls, tool.errors, tool.timed_out, tool.lost, tool.skipped, tool.rejected)),
+            *map(str, (tool.calls, tool.errors, tool.timed_out, tool.lost)),
+            *map(str, (tool.skipped, tool.rejected, tool.denied)),
             *_percentiles(tool.duration),
             "",
         )
         for tool in stats.tools
     ]
+    table = [_TOOL_HEADINGS, *rows] if rows else []
+    if any(tool.denied for tool in stats.tools):
+        return table
+    return [(*row[:_DENIED], *row[_DENIED + 1 :]) for row in table]  # few episodes need this column
 
 
 def _server_rows(stats: EpisodeStats) -> list[Row]:

@@ -32,7 +32,7 @@ from grue.runtime.trace.recorder import Envelope
 from grue.tracing.counts import EpisodeTally, count_episode
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.stats import Durations, EpisodeStats, ToolStats, nearest_rank
-from grue.tracing.stats_table import render
+from grue.tracing.stats_table import render, summary
 
 pytestmark = pytest.mark.made_up_trace
 
@@ -117,6 +117,21 @@ def test_calls_are_counted_by_tool_and_settlement(file: TraceFile) -> None:
     assert nowhere.duration == Durations()
 
 
+def test_a_denied_call_is_counted_as_denied(file: TraceFile) -> None:
+    call: dict[str, Any] = {"batch": 1, "call_id": "call_1", "name": "a.b"}
+    Tape(file).say(
+        messages.ToolDenied(**call, reason="the policy does not allow this tool"),
+        messages.ToolRejected(**call, error="no such tool"),
+    )
+    stats = count_episode(file.read())
+    (tool,) = stats.tools
+    assert (tool.denied, tool.rejected, tool.calls) == (1, 1, 0)
+    assert any("never sent: 1 rejected, 1 denied" in line for line in summary(stats))
+    lines = [line.split() for line in render(stats)]
+    assert ["calls", "err", "late", "lost", "skip", "rej", "deny", "p50", "p95", "max"] in lines
+    assert ["a.b", "0", "0", "0", "0", "0", "1", "1"] in [line[:8] for line in lines]
+
+
 def test_a_call_without_a_turn_has_its_servers_name_for_it(file: TraceFile) -> None:
     tape = Tape(file)
     call = messages.ServerCall(call_id="call_1", tool="think", arguments={})
@@ -147,8 +162,9 @@ def test_counts_are_those_of_the_turns_own_record(arbitrary: ArbitraryTurn) -> N
     )
     counted = Counter[tuple[str, str]]()
     for tool in stats.tools:
-        settled = (tool.returned, tool.errors, tool.timed_out, tool.lost, tool.skipped, tool.rejected)
-        kinds = ("returned", "error", "timed_out", "died", "skipped", "rejected")
+        settled = (tool.returned, tool.errors, tool.timed_out, tool.lost, tool.skipped)
+        settled += (tool.rejected, tool.denied)
+        kinds = ("returned", "error", "timed_out", "died", "skipped", "rejected", "denied")
         counted.update(
             {(tool.tool, kind): count for kind, count in zip(kinds, settled, strict=True) if count}
         )
