@@ -190,13 +190,12 @@ class Claims:
 
 
 def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
-    """Add an attempt's cost to the ledger in a run without limits, in which `Accounts` counts no requests."""
-    # The run goes on if the ledger cannot be written. Then this cost is missing in it.
+    """Add an attempt's cost to the ledger in a run without limits, in which `Accounts` counts no requests.
+
+    Raises `TraceError` if the ledger cannot be written.
+    """
     line = _Line("settled", attempt, spent.requests, spent.tokens, round(spent.money_usd, 9))
-    with (
-        contextlib.suppress(TraceError),
-        contextlib.closing(LineFile(folder.path / LEDGER, "ledger")) as file,
-    ):
+    with contextlib.closing(LineFile(folder.path / LEDGER, "ledger")) as file:
         file.write(msgspec.json.encode(line))
 
 

@@ -17,6 +17,7 @@ commit is in that folder. Results of ended episodes are not kept in memory: ther
 import itertools
 import queue
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 import grue
-from grue.errors import FleetError, MCPError
+from grue.errors import FleetError, MCPError, TraceError
 from grue.fleet.accounts import add_to_ledger
 from grue.fleet.attempt import Engine, Job, Lost, Task, end_of_late
 from grue.fleet.batches import FleetBatches, ask_failed_again
@@ -166,6 +167,7 @@ class Driver:
         # Why the budget refuses requests; used only with batches. A batch that was sent is paid for, so the
         # run goes on until the episodes that wait for the batch's replies have ended.
         self._refused = ""
+        self._warned = False
 
     def run(self) -> Finished:
         """Play the episodes that have no result yet, until all are done or the run is stopped."""
@@ -345,7 +347,7 @@ class Driver:
         # With batches, add the cost of the committed attempt only: that attempt has read all replies to the
         # episode's requests, and counted their cost.
         if not self._plan.limited and end.spent.requests and (commit is not None or self._batches is None):
-            add_to_ledger(self._folder, id_, end.spent)
+            self._record_cost(id_, end.spent)
         self._last.append((end.kind, end.endpoint))
         if end.kind:
             self.tally.kinds[end.kind] = self.tally.kinds.get(end.kind, 0) + 1
@@ -371,6 +373,16 @@ class Driver:
             else:
                 self.tally.add(end)
         self._pause_if_all_fail(end)
+
+    def _record_cost(self, attempt: str, spent: Amount) -> None:
+        try:
+            add_to_ledger(self._folder, attempt, spent)
+        except TraceError as error:
+            # The run has no budget, so it goes on. Only a later run with a budget would need this cost.
+            if not self._warned:
+                self._warned = True
+                text = f"Costs of this fleet are not recorded, and no later budget counts them. {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: AttemptEnd | Lost) -> AttemptEnd | None:
         """Return how an attempt without a commit ended (`None`: cancelled). Record the end if it was lost."""

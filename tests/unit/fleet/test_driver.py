@@ -19,7 +19,7 @@ from grue.fleet.attempt import Ended, Job, Lost
 from grue.fleet.batches import BATCHES
 from grue.fleet.broker import Amount, Costs
 from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
-from grue.fleet.folder import REQUESTS, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, Manifest
+from grue.fleet.folder import LEDGER, REQUESTS, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, Manifest
 from grue.fleet.identity import Case
 from grue.fleet.results import latest_results
 from grue.fleet.sweep import Sweep
@@ -455,6 +455,14 @@ def test_what_attempts_have_cost_without_limits_is_in_the_ledger_too(tmp_path: P
     paid = replace(SCORED, spent=Amount(2, 30, 0.5))
     run(tmp_path, lambda job, tries: down if tries == 1 else paid, count=2)
     assert read_ledger(FleetFolder(tmp_path)) == Amount(6, 70, 1.5)
+
+
+def test_a_ledger_that_cannot_be_written_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / LEDGER).mkdir()
+    paid = replace(SCORED, spent=Amount(1, 5, 0.25))
+    with pytest.warns(RuntimeWarning, match="no later budget counts them") as warned:
+        finished, _ = run(tmp_path, lambda job, tries: paid)
+    assert (finished.reason, finished.tally.done, len(warned)) == ("finished", 5, 1)
 
 
 def test_a_nearly_full_disk_is_said_before_anything_starts(
