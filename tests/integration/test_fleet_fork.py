@@ -192,6 +192,20 @@ def test_the_turns_before_a_fork_of_a_conversation_are_not_forked_again(
     ]  # fmt: skip
 
 
+def test_a_runners_own_turns_before_a_fork_of_a_conversation_are_forked(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    with runner(server, "chat_completions", tmp_path / "talk.jsonl", servers=Box().servers()) as each:
+        talk = each.conversation("Be brief.")
+        for room in (1, 2):
+            talk.ask(f"Go to room {room}.")
+    trace = tmp_path / "own.jsonl"
+    with runner(server, "chat_completions", trace, servers=Box().servers()) as each:
+        each.run_turn(TurnRequest(user="Go to room 4."))
+        each.fork(tmp_path / "talk.jsonl", turn=2)
+    assert [(turn.turn, turn.user) for turn in turns_in(trace)] == [(1, "Go to room 4.")]
+
+
 @pytest.mark.slow
 def test_the_same_command_forks_the_same_turns_if_the_forks_are_among_the_traces(
     tmp_path: Path, folder: Path

@@ -17,6 +17,8 @@ from msgspec import Struct
 from grue import Runner, TurnOutcome
 from grue import messages as m
 from grue.config.wiring import model_for
+from grue.engine.conversations.recorded_conversation import forks_of as recorded_forks
+from grue.engine.conversations.recorded_conversation import with_forks
 from grue.engine.fork import read_run, said_until
 from grue.engine.turn_actors import repeat
 from grue.errors import FleetError, TraceError
@@ -208,19 +210,13 @@ def _turns_of(path: Path) -> Iterator[TurnToFork]:
     parts: dict[int, int] = {}
     # By turn number: the number of the first message of the last turn that has this turn number.
     last: dict[int, int] = {}
-    forks: set[int] = set()
     goes_on: set[int] = set()  # the numbers of the first messages of turns that continue a conversation
-    reader = open_episode(path)
-    for line in reader.lines():
-        if line.tag == m.TurnForked.__name__:
-            forked, first = line.envelope().body, last.get(line.line.turn, 0)
-            forks.add(first)
-            if (
-                first in goes_on
-                and isinstance(forked, m.TurnForked)
-                and forked.episode != reader.header.episode
-            ):
-                forks |= found.keys()  # the turns so far are copies from the trace that was forked
+    episode = open_episode(path).header.episode
+    for line, fork in with_forks(path, recorded_forks(path)):
+        if line.tag == m.TurnForked.__name__ and last.get(line.line.turn) in goes_on:
+            forked = line.envelope().body
+            if isinstance(forked, m.TurnForked) and not forked.first and forked.episode != episode:
+                found.clear()  # an old trace: the turns so far may be copies from the trace that was forked
         if line.tag not in ("RunTurn", "TurnCompleted", "TurnFailed", "TurnParked"):
             continue
         body, number, seq = line.envelope().body, line.line.turn, line.line.seq
@@ -231,16 +227,14 @@ def _turns_of(path: Path) -> Iterator[TurnToFork]:
                     goes_on.add(seq)
                 model = "" if body.asks is None else body.asks.model
                 trace = str(path.absolute())
-                found[seq] = TurnToFork(
-                    trace=trace, turn=number, user=body.user, system=body.system, model=model
-                )
+                if fork is None:
+                    found[seq] = TurnToFork(
+                        trace=trace, turn=number, user=body.user, system=body.system, model=model
+                    )
             parts[seq] = last[number]
-        elif isinstance(body, m.TurnEnd) and line.line.cause in parts:
-            first = parts[line.line.cause]
+        elif isinstance(body, m.TurnEnd) and (first := parts.get(line.line.cause or 0)) in found:
             found[first] = _with_end(found[first], body)
     for first, turn in found.items():
-        if first in forks:
-            continue
         if first == last[turn.turn]:
             yield turn
         elif turn.outcome:
