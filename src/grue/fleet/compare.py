@@ -375,18 +375,21 @@ def compare_results(
     require_score((*first, *second), score)
     failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)
     compared = _compared(first, second)
-    sides = tuple(
-        _Cases(each, score, failed_as, compared.keys() | NO_CASE, earlier)
-        for each, earlier in zip((first, second), left_out, strict=True)
+    no_case = compared.keys() | NO_CASE
+    one, other = sides = tuple(
+        _Cases(each, lambda result: score_of(result, score, failed_as), no_case) for each in (first, second)
     )
-    keys = [key for key in sides[0].by_case if key in sides[1].by_case]
+    keys = [key for key in one.by_case if key in other.by_case]
     _require_cases(keys, sides, compared, score)
+    for side in sides:
+        side.keep(keys)
     groups = _groups(keys, options.cluster)
-    count = len(keys) if groups is None else len(set(groups))
+    count = len(set(groups))
     why = _no_interval(count, options)
-    measures = _measures(sides, keys, groups, options, bare=bool(why))
+    measures = _measures(sides, groups, options, bare=bool(why))
     found = _turned(measures[0].difference, options.lower_is_better)
-    better, worse = _signs(sides, keys, groups, options)
+    changes = [*_changes(one, other, no_case)]
+    better, worse = _signs(changes, groups, lower_is_better=options.lower_is_better)
     chance = sign_test(better, worse)
     target = options.margin or abs(found.mean)
     told: Verdict = "cannot be told"
@@ -399,10 +402,9 @@ def compare_results(
         detectable = stats.smallest_detectable(found) if found.error else found.high - found.mean
         more = stats.times_more(replace(found, error=max(found.error, detectable / 3)), target) - 1
         known = 0 < more < 1000 and told == "cannot be told"
-    a_label, b_label = labels
     return Comparison(
-        a=sides[0].side(a_label, keys),
-        b=sides[1].side(b_label, keys),
+        a=one.side(labels[0], left_out[0]),
+        b=other.side(labels[1], left_out[1]),
         compared=compared,
         score=score,
         cases=len(keys),
@@ -416,8 +418,8 @@ def compare_results(
         detectable=detectable,
         target=target,
         more_cases=round(more * len(keys)) + 1 if known else None,
-        more_episodes=round(more * sum(side.counted(keys) for side in sides)) + 1 if known else None,
-        changes=sorted(_changes(sides, keys), key=lambda each: (each.difference, str(each.case))),
+        more_episodes=round(more * sum(len(side.episodes) for side in sides)) + 1 if known else None,
+        changes=sorted(changes, key=lambda each: (each.difference, str(each.case))),
         lower_is_better=options.lower_is_better,
     )
 
@@ -426,41 +428,44 @@ class _Cases:
     """The episodes of one side (A or B) with a result and a score, by case; the others are counted."""
 
     def __init__(
-        self, found: Sequence[Result], score: str, failed_as: float, no_case: AbstractSet[str], earlier: int
+        self, found: Sequence[Result], score: Callable[[Result], float | None], no_case: AbstractSet[str]
     ) -> None:
         self.by_case: dict[str, list[Result]] = {}
-        self.no_case = no_case
-        self.score: Callable[[Result], float | None] = lambda each: score_of(each, score, failed_as)
-        missing: Counter[str] = Counter({"earlier": earlier} if earlier else {})
+        self.score = score
+        self._missing: Counter[str] = Counter()
+        self._unpaired = 0
         for result in found:
             if not result.played:
-                missing[result.outcome] += 1
-            elif self.score(result) is None:
-                missing["unscored"] += 1
+                self._missing[result.outcome] += 1
+            elif score(result) is None:
+                self._missing["unscored"] += 1
             else:
-                key = case_key(result, no_case)
-                self.by_case.setdefault(key, []).append(result)
-        self._missing = dict(missing)
+                self.by_case.setdefault(case_key(result, no_case), []).append(result)
 
-    def counted(self, keys: Sequence[str]) -> int:
-        return sum(len(self.by_case[key]) for key in keys)
+    def keep(self, keys: Sequence[str]) -> None:
+        """Leave out the cases that are not in `keys`: the other side has not played them."""
+        self._unpaired = len(self.by_case) - len(keys)
+        self.by_case = {key: self.by_case[key] for key in keys}
 
-    def side(self, label: str, keys: Sequence[str]) -> Side:
+    @property
+    def episodes(self) -> list[Result]:
+        return [each for found in self.by_case.values() for each in found]
+
+    def side(self, label: str, earlier: int) -> Side:
         return Side(
             label=label,
-            episodes=self.counted(keys),
-            failed=sum(each.outcome == "failed" for key in keys for each in self.by_case[key]),
-            missing=self._missing,
-            unpaired=len(self.by_case) - len(keys),
+            episodes=len(self.episodes),
+            failed=sum(each.outcome == "failed" for each in self.episodes),
+            missing={**({"earlier": earlier} if earlier else {}), **self._missing},
+            unpaired=self._unpaired,
         )
 
-    def means(self, keys: Sequence[str], of: Callable[[Result], float | None]) -> list[float] | None:
+    def means(self, of: Callable[[Result], float | None]) -> list[float] | None:
         """Return the mean of a figure in each case; `None` if an episode lacks the figure."""
         means = []
-        for key in keys:
-            values = [of(each) for each in self.by_case[key]]
-            known = [value for value in values if value is not None]
-            if len(known) < len(values):
+        for found in self.by_case.values():
+            known = [value for each in found if (value := of(each)) is not None]
+            if len(known) < len(found):
                 return None
             means.append(mean_of(known))
         return means
@@ -485,25 +490,21 @@ def _no_interval(count: int, options: Options) -> str:
     return ""
 
 
-def _signs(sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options) -> tuple[int, int]:
+def _signs(changes: Sequence[CaseChange], groups: list[int], *, lower_is_better: bool) -> tuple[int, int]:
     gains: defaultdict[int, float] = defaultdict(float)
-    means = (side.means(keys, side.score) or [] for side in sides)
-    for number, (a, b) in enumerate(zip(*means, strict=True)):
-        gain = difference_of(b, a) if options.lower_is_better else difference_of(a, b)
-        gains[number if groups is None else groups[number]] += gain
+    for group, each in zip(groups, changes, strict=True):
+        gains[group] += -each.difference if lower_is_better else each.difference
     values = gains.values()
     return sum(each > _TINY for each in values), sum(each < -_TINY for each in values)
 
 
-def _measures(
-    sides: _Sides, keys: Sequence[str], groups: list[int] | None, options: Options, *, bare: bool
-) -> list[Measure]:
+def _measures(sides: _Sides, groups: list[int], options: Options, *, bare: bool) -> list[Measure]:
     """Return the means and the difference of the score, and of other figures that are known and not all 0."""
-    scores = [side.score(each) or 0.0 for side in sides for key in keys for each in side.by_case[key]]
+    scores = [side.score(each) or 0.0 for side in sides for each in side.episodes]
     figures: list[tuple[str, list[list[float] | None]]] = [
-        ("score", [side.means(keys, side.score) for side in sides]),
-        *(passes := _passes(sides, keys, scores, options)),
-        *((name, [side.means(keys, of) for side in sides]) for name, of in _BESIDE),
+        ("score", [side.means(side.score) for side in sides]),
+        *(passes := _passes(sides, scores, options)),
+        *((name, [side.means(of) for side in sides]) for name, of in _BESIDE),
     ]
     known = [
         (name, a, b)
@@ -512,11 +513,10 @@ def _measures(
     ]
     between = [list(map(difference_of, a, b)) for _, a, b in known]
     if bare:
-        count = len(keys) if groups is None else len(set(groups))
         nan = math.nan
-        differences = [Interval(mean_of(each), nan, nan, nan, count) for each in between]
+        differences = [Interval(mean_of(each), nan, nan, nan, len(set(groups))) for each in between]
     else:
-        differences = stats.mean_intervals(between, groups)
+        differences = stats.mean_intervals(between, groups if options.cluster else None)
     least, most = stats.range_of([*scores, options.failed_as or 0.0])
     spans = {"score": most - least} | dict.fromkeys((name for name, _ in passes), 1.0)
     measures = []
@@ -543,20 +543,18 @@ def _if_no_trace(result: Result) -> float | None:
 
 
 def _passes(
-    sides: _Sides, keys: Sequence[str], scores: Sequence[float], options: Options
+    sides: _Sides, scores: Sequence[float], options: Options
 ) -> list[tuple[str, list[list[float] | None]]]:
     passing = Passing.of(scores, options.passing, lower_is_better=options.lower_is_better)
-    tries = min(len(side.by_case[key]) for side in sides for key in keys)
+    tries = min(len(found) for side in sides for found in side.by_case.values())
     if passing.worst is None or tries < 2:
         return []
 
     def of(side: _Cases, chance: Callable[[int, int, int], float]) -> list[float]:
-        found = []
-        for key in keys:
-            values = [side.score(each) or 0.0 for each in side.by_case[key]]
-            passed = sum(map(passing.passes, values))
-            found.append(chance(passed, len(values), tries))
-        return found
+        return [
+            chance(sum(passing.passes(side.score(each) or 0.0) for each in found), len(found), tries)
+            for found in side.by_case.values()
+        ]
 
     return [
         (f"pass@{tries}", [of(side, stats.pass_at) for side in sides]),
@@ -564,16 +562,15 @@ def _passes(
     ]
 
 
-def _changes(sides: _Sides, keys: Sequence[str]) -> Iterable[CaseChange]:
-    a, b = sides
-    means = zip(keys, a.means(keys, a.score) or (), b.means(keys, b.score) or (), strict=True)
-    for key, one, other in means:
+def _changes(a: _Cases, b: _Cases, no_case: AbstractSet[str]) -> Iterable[CaseChange]:
+    means = zip(a.means(a.score) or (), b.means(b.score) or (), strict=True)
+    for one, other, (a_mean, b_mean) in zip(a.by_case.values(), b.by_case.values(), means, strict=True):
         yield CaseChange(
-            case=case_of(a.by_case[key][0], a.no_case),
-            a=one,
-            b=other,
-            a_ids=[each.id for each in a.by_case[key]],
-            b_ids=[each.id for each in b.by_case[key]],
+            case=case_of(one[0], no_case),
+            a=a_mean,
+            b=b_mean,
+            a_ids=[each.id for each in one],
+            b_ids=[each.id for each in other],
         )
 
 
@@ -612,9 +609,10 @@ def case_key(result: Result, no_case: AbstractSet[str]) -> str:
     return msgspec.json.encode(case, order="deterministic").decode()
 
 
-def _groups(keys: Sequence[str], cluster: Sequence[str]) -> list[int] | None:
+def _groups(keys: Sequence[str], cluster: Sequence[str]) -> list[int]:
+    """Return the number of each case's group; if `cluster` is empty, each case is a group."""
     if not cluster:
-        return None
+        return [*range(len(keys))]
     numbers: dict[str, int] = {}
     groups = []
     for key in keys:
