@@ -42,7 +42,7 @@ from grue.protocol.chat_wire.batch_forms import batch_form_of
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import shown_endpoint
-from grue.protocol.context.history import History, take_step
+from grue.protocol.context.history import History
 from grue.protocol.turn.prices import most_usage
 from grue.runtime.files import as_path
 from grue.runtime.loops.interrupts import defer_interrupts
@@ -260,9 +260,7 @@ class _Turns(Generic[T]):
         noted = m.WaitEnded(turn=part.run.turn, request=asked.body.request)
         turn.record = TurnsPast(noted=noted, begun=part.begun, events=tuple(part.events))
         if part.said_before:
-            turn.begun = History()
-            for step in (part.run, *part.said_before):
-                take_step(turn.begun, step)
+            turn.begun = part.replay(History(), part.said_before)
         limits = replace(part.run.limits, turn_timeout_s=part.time_left_s)
         turn.started_by = replace(part.run, limits=limits)
         return turn

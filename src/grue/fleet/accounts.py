@@ -76,25 +76,22 @@ class Accounts:
     async def admitted(self, wanted: WantedRequest) -> Reservation | str:
         """Wait until a request may start. Return its reservation, or why the request is refused."""
         async with self._first:
-            return await self._admitted(wanted)
-
-    async def _admitted(self, wanted: WantedRequest) -> Reservation | str:
-        while True:
-            if self._failed:
-                return self._failed
-            changed = self._changed = self._changed or anyio.Event()
-            match self.broker.ask(wanted, time.monotonic()):
-                case Granted(reserved):
-                    reservation = Reservation(f"{self._run}-{next(self._numbers)}", reserved, wanted.model)
-                    if self._write("reserved", reservation, reserved):
-                        return reservation
-                    unsent = RequestOutcome(sent=False)
-                    self.broker.settle(reserved, unsent, wanted.model, time.monotonic())
-                case Refused(why):
-                    return why
-                case NotYet(after_s):
-                    with anyio.move_on_after(after_s):
-                        await changed.wait()
+            while not self._failed:
+                changed = self._changed = self._changed or anyio.Event()
+                match self.broker.ask(wanted, time.monotonic()):
+                    case Granted(reserved):
+                        number = f"{self._run}-{next(self._numbers)}"
+                        reservation = Reservation(number, reserved, wanted.model)
+                        if self._write("reserved", reservation, reserved):
+                            return reservation
+                        unsent = RequestOutcome(sent=False)
+                        self.broker.settle(reserved, unsent, wanted.model, time.monotonic())
+                    case Refused(why):
+                        return why
+                    case NotYet(after_s):
+                        with anyio.move_on_after(after_s):
+                            await changed.wait()
+            return self._failed
 
     def settled(self, reservation: Reservation, outcome: RequestOutcome) -> None:
         """Record that a request has ended: its cost takes the place of its reservation."""

@@ -189,7 +189,7 @@ class Driver:
         if self._stop is None:
             ours = self.tally.done + self.tally.given_up + self.tally.unpaid
             self.tally.others = max(0, sum(1 for _ in self._folder.episodes()) - ours)
-        self._watch(self.tally, self._playing())
+        self._tell()
         return self._stop or Finished(reason="finished", tally=self.tally)
 
     def _do(self, jobs: Iterator[Job]) -> None:
@@ -205,7 +205,6 @@ class Driver:
                     # Send the waiting requests only if nothing else is to do: then batches get large.
                     for id_ in self._batches.step(send=idle):
                         self._again.append(self._waiting.pop(id_))
-                self.tally.waiting = len(self._waiting)
             except KeyboardInterrupt:
                 self._presses += 1
                 if self._stop is None:
@@ -221,7 +220,6 @@ class Driver:
             if job is None:
                 return False
             self._running[job.folder.name] = time.monotonic()
-            self.tally.running = min(len(self._running), self._engine.slots)
             self._engine.submit(job)
         return True
 
@@ -311,16 +309,17 @@ class Driver:
             self._presses = _DRAIN
             self._engine.cancel()
         self._require_folder()
-        self._watch(self.tally, self._playing())
+        self._tell()
 
-    def _playing(self) -> dict[str, float]:
-        """Return when each episode on one of the engine's slots was submitted, by id; without queued ones."""
-        return dict(itertools.islice(self._running.items(), self._engine.slots))
+    def _tell(self) -> None:
+        """Call `watch`. Only as many jobs are running as the engine has slots; the others are queued."""
+        playing = dict(itertools.islice(self._running.items(), self._engine.slots))
+        self.tally.running, self.tally.waiting = len(playing), len(self._waiting)
+        self._watch(self.tally, playing)
 
     def _ended(self, job: Task, ended: AttemptEnd | Lost) -> None:
         id_ = job.folder.name
         self._running.pop(id_, None)
-        self.tally.running = min(len(self._running), self._engine.slots)
         folder = EpisodeFolder(job.folder)
         try:
             commit = folder.commit

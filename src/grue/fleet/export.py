@@ -19,7 +19,7 @@ import typing
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct, field
@@ -466,28 +466,21 @@ def _told_apart(columns: Iterable[str]) -> list[str]:
     return list(names)
 
 
-class _Tables:
+class _Tables(contextlib.ExitStack):
     """A DuckDB database in memory with the wanted tables."""
 
     def __init__(self, wanted: dict[str, type[Struct]]) -> None:
+        super().__init__()
         try:
             import duckdb
         except ImportError as error:
             raise MissingDependencyError("SQL and Parquet need DuckDB: pip install 'duckdb>=1.2'") from error
         self._error: type[Exception] = duckdb.Error
         self._wanted = wanted
-        self._place = tempfile.TemporaryDirectory(prefix="grue-tables-")
-        self.folder = Path(self._place.name)
-        self._database = duckdb.connect()
-
-    def __enter__(self) -> Self:
+        self.folder = Path(self.enter_context(tempfile.TemporaryDirectory(prefix="grue-tables-")))
+        self._database = self.enter_context(duckdb.connect())
         # By default, DuckDB writes data that does not fit into memory into the working directory.
-        self.run(f"SET temp_directory = {_quoted(self._place.name)}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._database.close()
-        self._place.cleanup()
+        self.run(f"SET temp_directory = {_quoted(str(self.folder))}")
 
     def fill(self, episodes: Iterable[EpisodeRow], kind: Literal["TABLE", "VIEW"] = "TABLE") -> Exported:
         done = Exported(rows=dict.fromkeys(self._wanted, 0))

@@ -487,10 +487,7 @@ class RecordedTurn:
                 return None
             at = next((at for at, each in enumerate(said) if each is asked), None)
             said = said[:at]
-        history = History()
-        for each in (self.run, *said):
-            take_step(history, each)
-        return history, unrecorded
+        return self.replay(History(), said), unrecorded
 
     def _take_back_rewrites(self) -> None:
         """Remove the changes of the history since the last request: the resumed turn makes them again."""
@@ -499,18 +496,19 @@ class RecordedTurn:
         if at is not None:
             del self.said[at + 1 :]
 
-    def replay(self, history: History) -> None:
-        """Add the turn's entries to `history`. Raises `ValueError` if they do not fit the entries there."""
-        for each in (self.run, *self.said):
+    def replay(self, history: History, said: Iterable[SaidStep] | None = None) -> History:
+        """Add to `history` what was said in the turn: `said`, or all of it. Return `history`.
+
+        Raises `ValueError` if the entries do not fit those in `history`.
+        """
+        for each in (self.run, *(self.said if said is None else said)):
             take_step(history, each)
+        return history
 
     def said_alone(self) -> History:
         """Return a history of this turn's entries, without changes that may concern earlier entries."""
-        history = History()
-        for each in (self.run, *self.said):
-            if not isinstance(each, m.HistoryRewritten | m.RewriteHistory):
-                take_step(history, each)
-        return history
+        rewrites = m.HistoryRewritten | m.RewriteHistory
+        return self.replay(History(), [each for each in self.said if not isinstance(each, rewrites)])
 
     def _became_task(self, called: m.ToolCalled, task: m.ToolTask) -> None:
         call = m.ServerCall(call_id=called.call_id, tool=called.tool, arguments=called.arguments, task=task)
