@@ -224,13 +224,14 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _made(
         self, connection: ToolConnection, batch: m.CallTools, make: calls.MakeCall, cause: int
     ) -> m.Settlement | None:
-        if not self._is_as_decided(make.call):
-            return calls.not_as_decided(make.called)
-        refused = await self._refused(connection, make.called)
-        if refused is not None:
-            return refused
-        noted = self._note(make.called, sender=self.name, cause=cause)
-        return await self._call(connection, batch, make.called, noted.seq)
+        call, unlisted = make.called, self._serves_unlisted
+        if not calls.is_as_decided(make.call, self._server, self._tools, serves_unlisted=unlisted):
+            return calls.not_as_decided(call)
+        reason = None if call.task is not None else await refusal(connection, call.tool, call.arguments)
+        if reason is not None:
+            return m.ToolSkipped(batch=call.batch, call_id=call.call_id, reason=reason, refused=True)
+        noted = self._note(call, sender=self.name, cause=cause)
+        return await self._call(connection, batch, call, noted.seq)
 
     async def _report_changed_tools(self, connection: ToolConnection, batch: m.CallTools, cause: int) -> None:
         tools = await connection.refresh_tools(self._within(batch.timeout_s))
@@ -240,21 +241,10 @@ class SessionActor(Actor[m.SessionCommand]):
             self.listed_last = None if self.listed is None else tools
             await self._report(m.ToolsChanged(server=self._server, tools=tools), cause)
 
-    def _is_as_decided(self, call: m.ServerCall) -> bool:
-        return calls.is_as_decided(call, self._server, self._tools, serves_unlisted=self._serves_unlisted)
-
     def _named(self, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
         return tuple(
             tool if tool.server == self._server else replace(tool, server=self._server) for tool in tools
         )
-
-    async def _refused(self, connection: ToolConnection, call: m.ToolCalled) -> m.ToolSkipped | None:
-        if call.task is not None:
-            return None
-        reason = await refusal(connection, call.tool, call.arguments)
-        if reason is None:
-            return None
-        return m.ToolSkipped(batch=call.batch, call_id=call.call_id, reason=reason, refused=True)
 
     async def _call(
         self, connection: ToolConnection, batch: m.CallTools, call: m.ToolCalled, message: int

@@ -6,7 +6,6 @@ leave the connection: anyio's cancel scopes must be left in the task that entere
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
 from typing import assert_never
 
 import anyio
@@ -143,8 +142,7 @@ class OwnedSession:
         async with self._one_call_at_a_time:
             if self.died is not None:
                 raise MCPError(self.died.cause)
-            with self._working_for(turn):
-                settlement = await self._settlement(tool, arguments, timeout_s, definition)
+            settlement = await self._settlement(tool, arguments, timeout_s, definition, turn)
             blocks = () if self._client is None else self._client.blocks
         match settlement:
             case m.ToolReturned(result=result):
@@ -195,21 +193,15 @@ class OwnedSession:
                 await self._actor.mailbox.send(close, sender=_ME)
         await asyncio.wait({self._owner})
 
-    @contextlib.contextmanager
-    def _working_for(self, turn: int) -> Iterator[None]:
-        if self._group is None:
-            yield
-            return
-        before, self._group.turn = self._group.turn, turn or self._group.turn
-        try:
-            yield
-        finally:
-            self._group.turn = before
-
     async def _settlement(
-        self, tool: str, arguments: m.JsonObject, timeout_s: float, definition: m.ToolDefinition | None
+        self,
+        tool: str,
+        arguments: m.JsonObject,
+        timeout_s: float,
+        definition: m.ToolDefinition | None,
+        turn: int,
     ) -> m.Settlement | None:
-        if not self.alive or self._actor is None or self._client is None:
+        if not self.alive or self._actor is None or self._client is None or self._group is None:
             return None
         self._calls += 1
         # The definition of a tool that the server does not list has only the name.
@@ -226,6 +218,7 @@ class OwnedSession:
         )
         self._settled = self._loop.create_future()
         self._client.calling = anyio.CancelScope()
+        before, self._group.turn = self._group.turn, turn or self._group.turn
         try:
             await self._actor.mailbox.send(batch, sender=_ME)
             await asyncio.wait({self._settled})
@@ -236,6 +229,8 @@ class OwnedSession:
             with anyio.CancelScope(shield=True):
                 await asyncio.wait({self._settled})
             raise
+        finally:
+            self._group.turn = before
         return self._settled.result()
 
     def _take_back_call(self) -> None:
