@@ -21,14 +21,8 @@ from grue.protocol.turn import connection as conn
 from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note
 from grue.runtime.loops.host_code import calling
 from grue.runtime.trace.recorder import Envelope
-from grue.tool_sessions.connection import (
-    Connect,
-    ConnectionStatus,
-    ToolConnection,
-    exclusive,
-    finish_task,
-    refusal,
-)
+from grue.tool_sessions import connection as connections
+from grue.tool_sessions.connection import Connect, ConnectionStatus, ToolConnection
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 
 _CLOSE_REPORT_S = 1.0
@@ -210,7 +204,7 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _call_all(self, connection: ToolConnection | None, batch: m.CallTools, cause: int) -> None:
         # A program may make calls outside turns through the same session (`keep="sessions"`). With
         # `exclusive`, the program's calls wait until the batch is done.
-        async with exclusive(connection):
+        async with connections.exclusive(connection):
             for step in calls.steps_of(batch, connected=connection is not None):
                 if not isinstance(step, calls.MakeCall):
                     await self._report(step, cause)
@@ -227,7 +221,9 @@ class SessionActor(Actor[m.SessionCommand]):
         call, unlisted = make.called, self._serves_unlisted
         if not calls.is_as_decided(make.call, self._server, self._tools, serves_unlisted=unlisted):
             return calls.not_as_decided(call)
-        reason = None if call.task is not None else await refusal(connection, call.tool, call.arguments)
+        reason = None
+        if call.task is None:
+            reason = await connections.refusal(connection, call.tool, call.arguments)
         if reason is not None:
             return m.ToolSkipped(batch=call.batch, call_id=call.call_id, reason=reason, refused=True)
         noted = self._note(call, sender=self.name, cause=cause)
@@ -266,12 +262,12 @@ class SessionActor(Actor[m.SessionCommand]):
                 if call.task is None:
                     result = await connection.call(call.tool, call.arguments, limit_s)
                 else:
-                    result = await finish_task(connection, call.tool, call.task, limit_s)
+                    result = await connections.finish_task(connection, call.tool, call.task, limit_s)
         except ToolTimedOutError as error:
             # The time limit that the server's configuration sets may be smaller than the batch's.
             return settled(m.ToolTimedOut, timeout_s=min(batch.timeout_s, error.timeout_s))
-        except ToolRefusedError as refusal:
-            result, error_code = tool_results.call_failed(str(refusal)), refusal.code
+        except ToolRefusedError as refused:
+            result, error_code = tool_results.call_failed(str(refused)), refused.code
         except ServerFailed as failed:
             return settled(m.ServerDied, server=self._server, failure=failed.failure)
         return settled(m.ToolReturned, result=result, error_code=error_code)

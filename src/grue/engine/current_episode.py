@@ -23,13 +23,7 @@ from grue.field_checks import shown
 from grue.policies import DEFAULT_START, Keep, Start, StartAhead, StartWhen, starts_ahead
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.loading import importing
-from grue.runtime.loops.interrupts import (
-    INTERRUPT_GRACE_S,
-    Interruptible,
-    WorkInterrupted,
-    defer_interrupts,
-    refuse_reentry,
-)
+from grue.runtime.loops import interrupts
 from grue.runtime.loops.loop_thread import Call, EpisodeLoop, ErrorTexts
 from grue.runtime.loops.sync_edge import run_blocking, warn_if_blocking
 from grue.runtime.processes.process_group import ProcessRegistry
@@ -85,7 +79,7 @@ class Episode:
         self.loop.loop_thread.refuse_waiting()
         if not beside:
             warn_if_blocking("Runner.run_turn_async")
-        with defer_interrupts():
+        with interrupts.defer_interrupts():
             return self.submit(work, beside=beside).wait(force_kill=self._registry.kill_now)
 
     async def call_async(self, work: Work[T], *, beside: bool = False) -> T:
@@ -106,7 +100,7 @@ class Episode:
             call.interrupt()
             thread = anyio.CapacityLimiter(1)
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(wait, [call], INTERRUPT_GRACE_S, limiter=thread)
+                await anyio.to_thread.run_sync(wait, [call], interrupts.INTERRUPT_GRACE_S, limiter=thread)
             raise
         return call.result()
 
@@ -227,7 +221,7 @@ class CurrentEpisode:
         # Reentrant: a signal handler may close the runner in a thread that holds the lock.
         self._lock = threading.RLock()
         # Work that runs outside an episode's loop. Empty in a forked child: the work is its parent's.
-        self._alone: weakref.WeakSet[Interruptible] = weakref.WeakSet()
+        self._alone: weakref.WeakSet[interrupts.Interruptible] = weakref.WeakSet()
 
     def run(self, work: Work[T]) -> T:
         """Run a turn and return its result, blocking. An episode runs turns in the order of submission."""
@@ -260,7 +254,7 @@ class CurrentEpisode:
         resources = TurnResources(registry=ProcessRegistry(), sampling=CurrentSampler())
         try:
             return await self._until_closed(work, resources)
-        except WorkInterrupted:
+        except interrupts.WorkInterrupted:
             raise TurnCancelled(ErrorTexts().ended_early) from None
         finally:
             resources.registry.kill_leftovers()
@@ -294,8 +288,8 @@ class CurrentEpisode:
             each.interrupt()
         if episode is not None:
             episode.loop.close()
-        deadline = time.monotonic() + INTERRUPT_GRACE_S
-        with defer_interrupts():
+        deadline = time.monotonic() + interrupts.INTERRUPT_GRACE_S
+        with interrupts.defer_interrupts():
             for each in alone:
                 each.join(deadline - time.monotonic())
 
@@ -316,12 +310,12 @@ class CurrentEpisode:
                 force_kill=resources.registry.kill_now,
                 twin=twin,
             )
-        except WorkInterrupted:
+        except interrupts.WorkInterrupted:
             raise TurnCancelled(ErrorTexts().ended_early) from None
 
     def _until_closed(self, work: Work[T], resources: TurnResources) -> Awaitable[T]:
         """Do `work` in a loop that is not an episode's. `close` can cancel it."""
-        alone = Interruptible()
+        alone = interrupts.Interruptible()
         with self._lock:
             self._alone.add(alone)
         return alone.run(lambda: work(resources))
@@ -331,7 +325,7 @@ class CurrentEpisode:
 
     def _running(self, users: int = 0) -> Episode:
         """Return the current episode, or start one. For each of the `users`, call `_leave` at its end."""
-        refuse_reentry()
+        interrupts.refuse_reentry()
         with self._lock:
             episode = self._episode
             if episode is None or episode.loop.is_over:

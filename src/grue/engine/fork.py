@@ -14,30 +14,15 @@ from typing import Any, TypeVar, get_args
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from grue import errors
 from grue import messages as m
 from grue.engine.answers import AnswerSpec, as_json, recorded_spec, spec_of
-from grue.engine.conversations.recorded_conversation import (
-    ForkPlace,
-    RecordedTurn,
-    Talk,
-    forks_of,
-    said_before,
-    with_forks,
-)
+from grue.engine.conversations import recorded_conversation as recorded
 from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
 from grue.engine.tool_servers import usable_servers
 from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnOutcome, TurnRequest, TurnSettings
 from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.wiring import Wiring
-from grue.errors import (
-    ActorCrashed,
-    ApprovalPending,
-    ForkMissed,
-    LLMError,
-    MCPConfigError,
-    MCPError,
-    TraceError,
-)
 from grue.field_checks import shown
 from grue.policies import Misses
 from grue.protocol.chat_wire.profile import SAMPLING
@@ -82,18 +67,18 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.misses not in get_args(Misses):
             known = ", ".join(map(repr, get_args(Misses)))
-            raise MCPConfigError(f"misses= wants one of {known}, not {self.misses!r:.60}.")
+            raise errors.MCPConfigError(f"misses= wants one of {known}, not {self.misses!r:.60}.")
         for name in ("turn", "at"):
             if not isinstance(getattr(self, name), int | None):
-                raise MCPConfigError(f"{name}= wants a number, not {shown(getattr(self, name))}.")
+                raise errors.MCPConfigError(f"{name}= wants a number, not {shown(getattr(self, name))}.")
         for name in ("tool_results", "tools", "changes"):
             if not isinstance(getattr(self, name), Mapping):
-                raise MCPConfigError(f"{name}= wants a dictionary, not {shown(getattr(self, name))}.")
+                raise errors.MCPConfigError(f"{name}= wants a dictionary, not {shown(getattr(self, name))}.")
         for server, tools in self.tools.items():
             listed = tools if isinstance(tools, list | tuple) else [None]
             if not all(isinstance(each, m.ToolDefinition) for each in listed):
                 wanted = f"a list of ToolDefinition for {server}"
-                raise MCPConfigError(f"tools= wants {wanted}, not {shown(tools)}.")
+                raise errors.MCPConfigError(f"tools= wants {wanted}, not {shown(tools)}.")
 
 
 class _Place(Struct, frozen=True):
@@ -173,7 +158,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         if at is None or at == begun.seq:
             return _Place(begun, ())
         if not begun.seq < at <= last.seq:
-            raise MCPError(
+            raise errors.MCPError(
                 f"Turn {self.begun.turn} of {self.path} has the messages {begun.seq} to {last.seq}, and no"
                 f" message {at}. `grue trace show` has their numbers."
             )
@@ -195,7 +180,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
                 state, commands = step(before, event)
             except IllegalEvent as error:
                 what = f"Turn {self.begun.turn} of {self.path} cannot be forked"
-                raise TraceError(f"{what}: {error}") from error
+                raise errors.TraceError(f"{what}: {error}") from error
             if events and isinstance(state, LiveState) and can_fork_at(before, state, commands):
                 turn = before.turn if isinstance(before, LiveState) else None
                 requests = 0 if turn is None else turn.requests + turn.sampled
@@ -209,10 +194,10 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
 
     If several turns have the number, read the last; with `at`, the last that began at that message or before.
     """
-    reader, forks = open_episode(path), forks_of(path)
-    begun: dict[int, list[tuple[int, ForkPlace | None]]] = {}
+    reader, forks = open_episode(path), recorded.forks_of(path)
+    begun: dict[int, list[tuple[int, recorded.ForkPlace | None]]] = {}
     others: dict[int, None] = {}
-    for line, fork in with_forks(path, forks):
+    for line, fork in recorded.with_forks(path, forks):
         number = line.line.turn
         if line.tag == "RunTurn" and turn not in (None, number):
             others[number] = None
@@ -221,18 +206,18 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
             if number not in begun or (isinstance(body, m.RunTurn) and body.resumed is None):
                 begun.setdefault(number, []).append((line.line.seq, fork))
     if turn is None and len(begun) > 1:
-        raise MCPError(
+        raise errors.MCPError(
             f"{reader.path} holds several turns: {_some(begun)}. Name one: --turn N (in Python turn=N)."
         )
     if not begun:
         held = f" {turn}. Its turns: {_some(others)}" if others else ""
-        raise MCPError(f"{reader.path} holds no turn{held}.")
+        raise errors.MCPError(f"{reader.path} holds no turn{held}.")
     ((number, firsts),) = begun.items()
     first, own = next((each for each in reversed(firsts) if at is None or each[0] <= at), firsts[0])
     until = next((seq for seq, fork in firsts if seq > first and fork is own), math.inf)
     envelopes = [
         line.envelope()
-        for line, fork in with_forks(path, forks)
+        for line, fork in recorded.with_forks(path, forks)
         if fork is own and line.line.turn == number and first <= line.line.seq < until
     ]
     run = RecordedRun(path=reader.path, episode=reader.header.episode, envelopes=tuple(envelopes))
@@ -243,7 +228,7 @@ def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None)
     old = own is not None and own.first == first
     earlier = (
         line.envelope()
-        for line, fork in with_forks(path, forks)
+        for line, fork in recorded.with_forks(path, forks)
         if (fork is own or old) and line.line.turn > 0 and line.line.seq < first
     )
     return replace(run, earlier=tuple(each for each in earlier if isinstance(each.body, _MESSAGES)))
@@ -283,7 +268,7 @@ class ForkedRun(HostTurn[T]):
         unknown = [name for name in listings if name not in changed.servers]
         if unknown:
             known = ", ".join(changed.servers) or "none"
-            raise MCPError(
+            raise errors.MCPError(
                 f"Turn {changed.turn} has no server {unknown[0]!r} that could list tools. It has: {known}."
             )
         record = TurnRecord(run.envelopes, place.event.seq, listings, asked.tool_results)
@@ -327,21 +312,21 @@ class ForkedRun(HostTurn[T]):
         """Run the turn as `HostTurn.run` does; raises `ForkMissed` if the record lacks what is needed."""
         try:
             return await super().run(resources)
-        except ApprovalPending as pending:
+        except errors.ApprovalPending as pending:
             names = ", ".join(dict.fromkeys(question.name for question in pending.questions))
-            raise ApprovalPending(
+            raise errors.ApprovalPending(
                 f"The fork of turn {pending.turn} waits for an approval of {names}, as the turn itself does."
                 " A fork cannot be resumed: resume the recorded turn, and fork it when it has ended.",
                 turn=pending.turn,
                 questions=pending.questions,
                 expires_at=pending.expires_at,
             ) from None
-        except LLMError as error:
+        except errors.LLMError as error:
             if error.kind == "unreachable":
                 error.add_note(_GONE)
             raise
-        except ActorCrashed as crashed:
-            if isinstance(crashed.__cause__, ForkMissed):
+        except errors.ActorCrashed as crashed:
+            if isinstance(crashed.__cause__, errors.ForkMissed):
                 raise crashed.__cause__ from None
             raise
 
@@ -352,13 +337,13 @@ def _fork_at(asked: ForkRequest, run: RecordedRun) -> int | None:
     unknown = [name for name in asked.tool_results if name not in calls]
     if unknown:
         known = ", ".join(calls) or "none"
-        raise MCPError(
+        raise errors.MCPError(
             f"Turn {run.begun.turn} of {run.path} has no result of a call {unknown[0]!r}. It has: {known}."
         )
     found = [calls[name] for name in asked.tool_results]
     for call in found:
         if call.server == BUILT_IN:
-            raise MCPError(
+            raise errors.MCPError(
                 f"{call.call.call_id} is a call of grue's own tool {call.call.tool}. A fork runs this tool"
                 " again, so the call cannot get another result."
             )
@@ -372,7 +357,7 @@ def _replaced_results(
     for name in asked.tool_results:
         seq = record.settled[name].seq
         if seq <= place.event.seq:
-            raise MCPError(
+            raise errors.MCPError(
                 f"The call {name} of turn {run.begun.turn} was settled by message {seq}, before the"
                 f" fork: its result cannot be another one. Fork at message {seq} or before it."
             )
@@ -396,7 +381,7 @@ def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | Non
         named = next((name for name in changes if name in LlmSettings.__struct_fields__), "")
         where = f" {named} is a setting of the model: --set llm.{named}=..., or llm= of the Runner."
         text = f"The fork cannot use these changes: {error}.{where if named else ''}"
-        raise MCPConfigError(text) from error
+        raise errors.MCPConfigError(text) from error
 
 
 def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any]:
@@ -407,23 +392,23 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any]:
     spec = spec_of(asked.answer)
     if spec.schema != run.answer or as_json(spec.fallback) != run.fallback:
         other = "form of answer" if spec.schema != run.answer else "fallback"
-        raise MCPError(
+        raise errors.MCPError(
             f"Turn {run.turn} was started with another {other}. Fork it with the same `answer`, or"
             " without one: then the answer is JSON."
         )
     return spec
 
 
-def said_until(run: RecordedRun, place: _Place, changed: m.RunTurn) -> Talk:
+def said_until(run: RecordedRun, place: _Place, changed: m.RunTurn) -> recorded.Talk:
     """Return the conversation up to the fork at `place`."""
     until = [each for each in run.envelopes if each.seq <= place.event.seq]
     redacted = next((each for each in (*run.earlier, *until) if each.redacted), None)
     if redacted is not None:
-        raise TraceError(
+        raise errors.TraceError(
             f"Turn {changed.turn} of {run.path} cannot be forked: a secret was removed from message"
             f" {redacted.seq}, which comes before the fork."
         )
-    return said_before(run.path, (*run.earlier, *until), changed.conversation)
+    return recorded.said_before(run.path, (*run.earlier, *until), changed.conversation)
 
 
 def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
@@ -431,10 +416,10 @@ def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
     first = place.events[0] if place.events else None
     if not isinstance(first, m.RunTurn) or first.resumed is None:
         return None
-    part: RecordedTurn | None = None
+    part: recorded.RecordedTurn | None = None
     for envelope in run.envelopes:
         if isinstance(envelope.body, m.RunTurn):
-            part = RecordedTurn(envelope, envelope.body, part)
+            part = recorded.RecordedTurn(envelope, envelope.body, part)
             if envelope.body is first:
                 break
         elif part is not None:
@@ -442,7 +427,7 @@ def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
     return None if part is None else part.said_alone()
 
 
-def _wiring(wiring: Wiring, run: m.RunTurn, talk: Talk, fork: ForkSettings) -> Wiring:
+def _wiring(wiring: Wiring, run: m.RunTurn, talk: recorded.Talk, fork: ForkSettings) -> Wiring:
     def nothing(_: Note) -> ToolConnection:
         raise AssertionError("a fork that fails at misses opens no server")
 
@@ -451,7 +436,7 @@ def _wiring(wiring: Wiring, run: m.RunTurn, talk: Talk, fork: ForkSettings) -> W
         servers = usable_servers(dict.fromkeys(run.servers, nothing))
     missing = [name for name in run.servers if name not in servers]
     if missing:
-        raise MCPError(
+        raise errors.MCPError(
             f'Turn {run.turn} uses servers that this runner lacks: {", ".join(missing)}. With misses="fail"'
             " none is needed."
         )
@@ -512,20 +497,20 @@ def _past(
     )
 
 
-def _changed(asked: ForkRequest, recorded: m.ModelAsked | None, asks: m.ModelAsked | None) -> Iterator[str]:
+def _changed(asked: ForkRequest, before: m.ModelAsked | None, asks: m.ModelAsked | None) -> Iterator[str]:
     if asked.system is not None:
         yield "system"
     yield from asked.changes
     yield from (f"result of {name}" for name in asked.tool_results)
     yield from (f"tools of {name}" for name in asked.tools)
-    if recorded is None or asks is None:
+    if before is None or asks is None:
         return
-    if recorded.model != asks.model:
+    if before.model != asks.model:
         yield f"model {asks.model}"
-    if recorded.address != asks.address:
+    if before.address != asks.address:
         yield f"base_url {asks.address}"
-    for name in dict.fromkeys((*recorded.sampling, *asks.sampling)):
-        if recorded.sampling.get(name) != asks.sampling.get(name):
+    for name in dict.fromkeys((*before.sampling, *asks.sampling)):
+        if before.sampling.get(name) != asks.sampling.get(name):
             yield name
 
 

@@ -29,14 +29,7 @@ from grue.errors import FleetError
 from grue.field_checks import check_settings, is_usable, shown
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.prices import Price, price_of
-from grue.transports.llm.exchange import (
-    Permit,
-    RequestGate,
-    RequestOutcome,
-    WantedRequest,
-    request_gate,
-    set_request_gate,
-)
+from grue.transports.llm import exchange
 
 # --- Server processes ---
 #
@@ -256,7 +249,7 @@ class Broker(Struct):
     _allowance_at: float | None = None
     _halved_at: float = -math.inf
 
-    def ask(self, wanted: WantedRequest, now: float) -> Answer:
+    def ask(self, wanted: exchange.WantedRequest, now: float) -> Answer:
         """Return whether a request may start at `now` (monotonic seconds), and if so, reserve its cost."""
         amount = self.most(wanted)
         if isinstance(amount, Refused):
@@ -274,7 +267,7 @@ class Broker(Struct):
         self._start(amount, now)
         return Granted(amount)
 
-    def settle(self, reserved: Amount, outcome: RequestOutcome, model: str, now: float) -> Amount:
+    def settle(self, reserved: Amount, outcome: exchange.RequestOutcome, model: str, now: float) -> Amount:
         """Replace an ended request's reservation by its cost, which is returned; adapt window and pause."""
         cost = self._cost(reserved, outcome, model)
         self.spent += cost
@@ -291,7 +284,7 @@ class Broker(Struct):
                 self.window += step
         return cost
 
-    def most(self, wanted: WantedRequest) -> Amount | Refused:
+    def most(self, wanted: exchange.WantedRequest) -> Amount | Refused:
         """Return the most that a request can cost, as far as it is known; a byte of the prompt is a token."""
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
@@ -373,7 +366,7 @@ class Broker(Struct):
         pause_s = min(max(retry_after_s or 0.0, _LEAST_PAUSE_S), _MOST_PAUSE_S)
         self.paused_until = max(self.paused_until, now + pause_s)
 
-    def _cost(self, reserved: Amount, outcome: RequestOutcome, model: str) -> Amount:
+    def _cost(self, reserved: Amount, outcome: exchange.RequestOutcome, model: str) -> Amount:
         if not outcome.sent:
             return Amount()
         if outcome.status is not None and outcome.status >= 400:
@@ -400,7 +393,7 @@ def may_pass(kind: str, reason: str | None) -> bool:
 class RequestCount:
     """A `RequestGate` that counts the cost of requests, and lets another gate admit them. Thread-safe."""
 
-    def __init__(self, inner: RequestGate | None, prices: Mapping[str, Price]) -> None:
+    def __init__(self, inner: exchange.RequestGate | None, prices: Mapping[str, Price]) -> None:
         self._inner = inner
         self._prices = prices
         self._lock = threading.Lock()
@@ -408,12 +401,12 @@ class RequestCount:
         self.refused = ""
         self.waiting = 0
 
-    async def admit(self, wanted: WantedRequest) -> Permit | str:
+    async def admit(self, wanted: exchange.WantedRequest) -> exchange.Permit | str:
         """Ask the gate `inner`; return a permit whose `settle` counts the cost, or the refusal's reason."""
         permit = await self.admit_only(wanted)
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
-    async def admit_only(self, wanted: WantedRequest) -> Permit | str | None:
+    async def admit_only(self, wanted: exchange.WantedRequest) -> exchange.Permit | str | None:
         """Ask the gate `inner`, if any. The caller has to count the cost with `add` after the request."""
         with self._lock:
             self.waiting += 1
@@ -424,7 +417,7 @@ class RequestCount:
             self.refused = permit
         return permit
 
-    def add(self, model: str, outcome: RequestOutcome) -> None:
+    def add(self, model: str, outcome: exchange.RequestOutcome) -> None:
         """Count a request that has ended, with its cost."""
         money = outcome.cost_by(price_of(self._prices, model))
         tokens = (outcome.input_tokens or 0) + (outcome.output_tokens or 0)
@@ -433,12 +426,12 @@ class RequestCount:
 
 
 class _Counted:
-    def __init__(self, count: RequestCount, permit: Permit | None, model: str) -> None:
+    def __init__(self, count: RequestCount, permit: exchange.Permit | None, model: str) -> None:
         self._count = count
         self._permit = permit
         self._model = model
 
-    def settle(self, outcome: RequestOutcome) -> None:
+    def settle(self, outcome: exchange.RequestOutcome) -> None:
         self._count.add(self._model, outcome)
         if self._permit is not None:
             self._permit.settle(outcome)
@@ -447,10 +440,10 @@ class _Counted:
 @contextlib.contextmanager
 def requests_counted(prices: Mapping[str, Price]) -> Iterator[RequestCount]:
     """Count the requests of this process within the block."""
-    inner = request_gate()
+    inner = exchange.request_gate()
     count = RequestCount(inner, prices)
-    set_request_gate(count)
+    exchange.set_request_gate(count)
     try:
         yield count
     finally:
-        set_request_gate(inner)
+        exchange.set_request_gate(inner)

@@ -9,27 +9,10 @@ from urllib.parse import quote
 from msgspec import Struct
 
 from grue.errors import FleetError
-from grue.fleet.compare import (
-    NO_CASE,
-    Options,
-    case_key,
-    case_of,
-    cell_axes,
-    compare_results,
-    in_order,
-    setting_word,
-)
+from grue.fleet import compare, results
 from grue.fleet.failures import WORDS, around, group_failures
 from grue.fleet.folder import FleetFolder, require_fleet
-from grue.fleet.results import (
-    Passing,
-    Result,
-    failed_score,
-    latest_results,
-    require_score,
-    require_settings,
-    score_of,
-)
+from grue.fleet.results import Passing, Result
 from grue.fleet.statistics import LEAST_CASES, mean_intervals, mean_of, range_of, with_unseen
 from grue.runtime.safe_text import printable, shortened
 from grue.runtime.secrets.redaction import Redaction
@@ -52,7 +35,7 @@ class _Scale(Struct, frozen=True, kw_only=True):
     passing: Passing
 
     def of(self, result: Result) -> float | None:
-        return score_of(result, self.score, self.failed_as)
+        return results.score_of(result, self.score, self.failed_as)
 
 
 def write_report(
@@ -73,20 +56,20 @@ def write_report(
     """
     require_fleet(fleet)
     refuse_foreign(target, "report")
-    found, earlier = latest_results(fleet)
+    found, earlier = results.latest_results(fleet)
     if not found and earlier:
         others = counted(earlier, "other episode")
         raise FleetError(f"No episode of the latest sweep in {fleet} has begun; the folder has {others}.")
     if not found:
         raise FleetError(f"No episode of {fleet} has begun.")
-    require_score(found, score)
-    require_settings(found, by or ())
+    results.require_score(found, score)
+    results.require_settings(found, by or ())
     axes = FleetFolder(fleet).read_manifest().axes
     if by is None:
-        by = cell_axes([each.planned for each in found], _MOST_CELLS, axes)
+        by = compare.cell_axes([each.planned for each in found], _MOST_CELLS, axes)
     scale = _Scale(
         score=score,
-        failed_as=failed_score(found, failed_as, lower_is_better=lower_is_better),
+        failed_as=results.failed_score(found, failed_as, lower_is_better=lower_is_better),
         passing=Passing.of(
             [each.scores[score] for each in found if score in each.scores],
             passing,
@@ -106,7 +89,8 @@ def _report(
     cells: dict[str, list[Result]] = {}
     for each in found:
         cells.setdefault(_label(each, axes), []).append(each)
-    names = sorted(cells, key=lambda name: in_order(_settings(cells[name][0]).get(axis) for axis in axes))
+    values = {name: _settings(episodes[0]) for name, episodes in cells.items()}
+    names = sorted(cells, key=lambda name: compare.in_order(values[name].get(axis) for axis in axes))
     groups = group_failures(found, scale.score, scale.passing)
     group_of = {
         episode.id: min(number, _MOST_GROUPS - 1)
@@ -142,16 +126,16 @@ def _columns(
     redact: _Redact,
 ) -> tuple[dict[str, list[Any]], list[str]]:
     cell_of = {name: number for number, name in enumerate(names)}
-    no_case = NO_CASE.union(axes)
+    no_case = compare.NO_CASE.union(axes)
     cases: dict[str, int] = {}
     labels: list[str] = []
     rows = []
     for each in found:
         end, course = each.end, each.course
         message = 0 if course is None else course.message
-        number = cases.setdefault(case_key(each, no_case), len(cases))
+        number = cases.setdefault(compare.case_key(each, no_case), len(cases))
         if number == len(labels):
-            labels.append(_short(_named(case_of(each, no_case)), redact))
+            labels.append(_short(_named(compare.case_of(each, no_case)), redact))
         rows.append(
             {
                 "id": each.id,
@@ -179,7 +163,7 @@ def _cell(
     for each in found:
         value = scale.of(each)
         if value is not None:
-            by_case.setdefault(case_key(each, NO_CASE.union(axes)), []).append(value)
+            by_case.setdefault(compare.case_key(each, compare.NO_CASE.union(axes)), []).append(value)
     means = [mean_of(values) for values in by_case.values()]
     row: dict[str, Any] = {
         "name": _short(name, redact) if name else "all episodes",
@@ -203,10 +187,10 @@ def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale, r
     """Return a sentence for each cell after the first, up to 12: whether it is better than the first cell."""
     said = []
     lower_is_better = scale.passing.lower_is_better
-    options = Options(score=scale.score, lower_is_better=lower_is_better, failed_as=scale.failed_as)
+    options = compare.Options(score=scale.score, lower_is_better=lower_is_better, failed_as=scale.failed_as)
     for name in names[1 : _MOST_CELLS + 1]:
         try:
-            found = compare_results(cells[names[0]], cells[name], options, labels=(names[0], name))
+            found = compare.compare_results(cells[names[0]], cells[name], options, labels=(names[0], name))
         except FleetError as error:
             said.append(f"{name}: not compared with {names[0]}. {error}")
             continue
@@ -233,7 +217,7 @@ def _settings(result: Result) -> dict[str, Any]:
 
 
 def _named(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={setting_word(value)}" for name, value in settings.items())
+    return ", ".join(f"{name}={compare.setting_word(value)}" for name, value in settings.items())
 
 
 def _short(name: str, redact: _Redact) -> str:

@@ -10,17 +10,7 @@ from typing import Any
 import msgspec
 
 from grue.errors import FleetError, MCPServerStartupError, TraceError
-from grue.fleet.host_settings import (
-    HostCase,
-    begin_again,
-    chosen_endpoint,
-    continue_interrupted,
-    error_of_failed,
-    files_digest,
-    not_of_the_workspace,
-    require_usable,
-    usable_case,
-)
+from grue.fleet import host_settings
 from grue.fleet.work import Episode, cached_in_a_run, contains, work
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, load_config
 from grue.hosts.skill_agent.facts import McpConnectionFailed, McpServersConnected
@@ -34,7 +24,7 @@ _CONNECTING = [kind.__struct_config__.tag for kind in (McpConnectionFailed, McpS
 _MOST_FILE_BYTES = 2**20
 
 
-class TaskCase(HostCase, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskCase(host_settings.HostCase, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case. `seed` does not change how the episode is played."""
 
     agent: str
@@ -45,11 +35,11 @@ class TaskCase(HostCase, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Add the model, the base URL (unless `offline`), and the files' hash to a case; raises `FleetError`."""
-    with usable_case("run"):
+    with host_settings.usable_case("run"):
         case = msgspec.convert(settings, TaskCase)
         with os_errors_as(FleetError, f"read {case.agent}"):
             config, content = _agent(case.agent, Path(case.agent).stat().st_mtime_ns)
-        require_usable(case.base_url)
+        host_settings.require_usable(case.base_url)
         llm = _llm(case, config).settings
         if not case.offline:
             require_key(llm.base_url, llm.api_key)
@@ -71,7 +61,7 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     if config.on_connect_failure == "raise":
         _require_servers(episode.trace, config.optional_servers)
     if result.reason == "failed":
-        raise error_of_failed(episode, f"The run ended with {result.reason}: {result.detail}")
+        raise host_settings.error_of_failed(episode, f"The run ended with {result.reason}: {result.detail}")
     done = result.succeeded
     if done and settings.expected is not None:
         texts = (result.answer, *result.responses, *_written(config.workspace, original))
@@ -87,15 +77,15 @@ def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
 def _result(config: AgentConfig, case: TaskCase, episode: Episode, workspace: Path) -> RunResult:
     agent = Orchestrator(config, folder=episode.folder)
     agent.scripted = case.offline
-    if continue_interrupted(episode):
+    if host_settings.continue_interrupted(episode):
         try:
             return agent.resume()
         except TraceError:  # the attempt was interrupted too early to be resumed
-            begin_again(episode)
+            host_settings.begin_again(episode)
             agent = Orchestrator(config, folder=episode.folder)
             agent.scripted = case.offline
     # Keep links as links, so that a link that leads out of the workspace is refused, as in `grue run`.
-    shutil.copytree(workspace, config.workspace, symlinks=True, ignore=not_of_the_workspace)
+    shutil.copytree(workspace, config.workspace, symlinks=True, ignore=host_settings.not_of_the_workspace)
     return agent.run(case.task or config.task)
 
 
@@ -118,14 +108,14 @@ def _agent(path: str, changed_ns: int) -> tuple[AgentConfig, str]:
     del changed_ns
     config = load_config(path)
     folders = [folder for folder in (config.skills, config.workspace) if folder is not None]
-    return config, files_digest(folders)
+    return config, host_settings.files_digest(folders)
 
 
 def _llm(case: TaskCase, config: AgentConfig) -> LlmEndpoint:
     llm = config.llm if isinstance(config.llm, LlmSettings) else config.llm.settings
     if case.offline:
         return offline_endpoint(reply_to_task, llm)
-    return LlmEndpoint(chosen_endpoint(llm, case.base_url, case.model))
+    return LlmEndpoint(host_settings.chosen_endpoint(llm, case.base_url, case.model))
 
 
 def _written(workspace: Path, original: Path) -> Iterator[str]:

@@ -9,14 +9,7 @@ import msgspec
 
 from grue import Recorder
 from grue.errors import MCPError
-from grue.fleet.host_settings import (
-    ProjectCase,
-    begin_again,
-    continue_interrupted,
-    error_of_failed,
-    usable_case,
-    with_endpoint,
-)
+from grue.fleet import host_settings
 from grue.fleet.work import Episode, work
 from grue.hosting import GameConfiguration, RunFolder
 from grue.hosts.zork.bundled import bundled_server
@@ -28,7 +21,7 @@ from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, pla
 from grue.transports.llm.endpoint import api_key
 
 
-class PlayCase(ProjectCase, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PlayCase(host_settings.ProjectCase, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of a case."""
 
     game: str = "house"
@@ -38,8 +31,8 @@ class PlayCase(ProjectCase, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
     """Add the model, the base URL (unless `offline`) and hashes of files to a case; raises `FleetError`."""
-    with usable_case("played"):
-        return with_endpoint(settings)
+    with host_settings.usable_case("played"):
+        return host_settings.with_endpoint(settings)
 
 
 @work(
@@ -50,11 +43,12 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
 )
 def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     """Play an episode of the case's game, and return the scores; raises an `MCPError` if that fails."""
-    with usable_case("played"):
+    with host_settings.usable_case("played"):
         settings = msgspec.convert(case, PlayCase)
     result = _played(settings, episode)
     if result.reason == "failed" or result.reason == "fallbacks":
-        raise error_of_failed(episode, f"The episode ended with {result.reason}: {result.detail}")
+        said = f"The episode ended with {result.reason}: {result.detail}"
+        raise host_settings.error_of_failed(episode, said)
     return {
         "score": float(result.score or 0),
         "turns": float(result.turns),
@@ -94,12 +88,12 @@ def _played(case: PlayCase, episode: Episode) -> EpisodeResult:
 
 def _past(episode: Episode) -> GamePast | None:
     """Copy an interrupted attempt's files, and return how far its game got; `None`: begin a new game."""
-    if not continue_interrupted(episode):
+    if not host_settings.continue_interrupted(episode):
         return None
     try:
         return read_past(episode.folder)
     except MCPError:  # the attempt was interrupted before its trace had enough to resume it
-        begin_again(episode)
+        host_settings.begin_again(episode)
         return None
 
 

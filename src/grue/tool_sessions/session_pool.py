@@ -21,17 +21,8 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.runtime.actor import describe_crash
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.tool_sessions.connection import (
-    Connect,
-    ConnectionStatus,
-    Listing,
-    ToolConnection,
-    call_with_blocks,
-    finish_task,
-    refusal,
-    request,
-    still_there,
-)
+from grue.tool_sessions import connection as connections
+from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing, ToolConnection
 from grue.tool_sessions.failures import ServerFailed
 
 _PREWARM_DELAY_S = 0.005  # starting a process blocks Python: let the host get its turn's result first
@@ -239,7 +230,7 @@ class SessionPool:
                 self._drop(owned)
                 raise owned.failed
             if owned.listing is not None and (
-                not was_open or owned.turn or await still_there(owned.connection, _STILL_THERE_S)
+                not was_open or owned.turn or await connections.still_there(owned.connection, _STILL_THERE_S)
             ):
                 return owned
             self._drop(owned)
@@ -304,7 +295,7 @@ class _SessionUser:
         return self
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        return await refusal(self._open.connection, tool, arguments)
+        return await connections.refusal(self._open.connection, tool, arguments)
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
         return self._open.alone
@@ -388,7 +379,8 @@ class LeasedConnection(_SessionUser):
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
         """Wait until no process of an earlier turn is alive, then wait for the result of the MCP task."""
         await self._pool.wait_closed()
-        return await self._answer(finish_task(self._open.connection, tool, task, self._within(timeout_s)))
+        limit_s = self._within(timeout_s)
+        return await self._answer(connections.finish_task(self._open.connection, tool, task, limit_s))
 
     async def _answer(self, call: Awaitable[m.ToolCallResult]) -> m.ToolCallResult:
         try:
@@ -416,7 +408,7 @@ class LeasedConnection(_SessionUser):
         if (
             owned.listing is None
             or not owned.usable
-            or not await still_there(owned.connection, _STILL_THERE_S)
+            or not await connections.still_there(owned.connection, _STILL_THERE_S)
         ):
             self._owned = None
             self._pool.lose(owned, _why_lost(owned))
@@ -467,8 +459,8 @@ class SharedSession(_SessionUser):
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
         """Call a tool in the kept session. Return its content blocks too, if the server sends any."""
-        return await call_with_blocks(self._open.connection, tool, arguments, timeout_s)
+        return await connections.call_with_blocks(self._open.connection, tool, arguments, timeout_s)
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send any request in the kept session and return the raw result."""
-        return await request(self._open.connection, method, params, timeout_s)
+        return await connections.request(self._open.connection, method, params, timeout_s)

@@ -21,17 +21,8 @@ from grue.errors import ConversationError, NothingToResume, TraceError
 from grue.policies import ApprovalDecision
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step
 from grue.protocol.tool_loop import AGENT, NOTED_EVENTS, IllegalEvent, step
+from grue.protocol.turn import states as s
 from grue.protocol.turn.resuming import cut_off, tasks_of
-from grue.protocol.turn.states import (
-    AwaitingCompletion,
-    AwaitingSummary,
-    Commands,
-    Idle,
-    Presuming,
-    Transition,
-    TurnState,
-    Waiting,
-)
 from grue.runtime.trace.format import trace_in
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, open_episode
@@ -84,7 +75,8 @@ def resume_conversation(
     conversation. Raises `ConversationError` if the trace lacks a part of it, or if a secret in that part was
     redacted.
     """
-    reader, forks = talk_reader(path), talk_reader(path)
+    points = _branch_points(open_episode(path))
+    reader, forks = TalkReader(points), TalkReader(points)
     for line, fork in with_forks(path, forks_of(path)):
         (reader if fork is None else forks).see(line.envelope())
     wanted = (reader.last or forks.last) if name is None else m.ConversationId(name)
@@ -458,7 +450,7 @@ class RecordedTurn:
             )
         asked = next((each for each in commands if isinstance(each, m.RequestCompletion)), None)
         if (
-            isinstance(state, AwaitingCompletion | Presuming)
+            isinstance(state, s.AwaitingCompletion | s.Presuming)
             and asked is not None
             and asked.request > self._requests
         ):
@@ -476,7 +468,7 @@ class RecordedTurn:
             return None
         state, commands = self._state(path)
         last = next((each for each in commands if isinstance(each, m.RequestCompletion)), None)
-        if self._cancelled or not isinstance(state, AwaitingCompletion | AwaitingSummary | Waiting):
+        if self._cancelled or not isinstance(state, s.AwaitingCompletion | s.AwaitingSummary | s.Waiting):
             return None
         asked = None if self.asked is None else self.asked.body
         before = asked.request if isinstance(asked, m.RequestCompletion) else 0
@@ -514,10 +506,10 @@ class RecordedTurn:
         call = m.ServerCall(call_id=called.call_id, tool=called.tool, arguments=called.arguments, task=task)
         self._tasks[called.call_id] = m.OpenTask(server=called.server, call=call)
 
-    def _state(self, path: str | PathLike[str]) -> Transition:
+    def _state(self, path: str | PathLike[str]) -> s.Transition:
         """Return the turn's state after the last recorded event, and the commands that follow from it."""
-        state: TurnState = Idle()
-        commands: Commands = ()
+        state: s.TurnState = s.Idle()
+        commands: s.Commands = ()
         for event in self.events:
             if self.run.waits and isinstance(event, m.TurnInterrupted):
                 self._cancelled = True

@@ -21,14 +21,8 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.engine.answers import AnswerSpec, as_json, spec_of
 from grue.engine.approval import check_changes
+from grue.engine.conversations import recorded_conversation as recorded
 from grue.engine.conversations.kept_conversation import KeptConversation, with_sizes
-from grue.engine.conversations.recorded_conversation import (
-    RecordedTurn,
-    asks_again,
-    chosen,
-    read_turns,
-    resume_conversation,
-)
 from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnRequest, TurnSettings
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationError, MCPConfigError, MCPError, TraceError
@@ -77,7 +71,7 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
     Raises:
         TraceError: The trace cannot be read.
     """
-    found = (part.end for part in read_turns(path).values())
+    found = (part.end for part in recorded.read_turns(path).values())
     return [end for end in found if isinstance(end, m.TurnParked)]
 
 
@@ -119,8 +113,8 @@ def resumed_turn(
         with under_way.resuming:
             settings.wiring.recorder.settle()
             writer.flush()
-            parts = read_turns(asked.trace)
-            part = chosen(parts, asked.turn, asked.trace)
+            parts = recorded.read_turns(asked.trace)
+            part = recorded.chosen(parts, asked.turn, asked.trace)
             memory.skip(max(parts))
             under_way.require_ended(part.run.turn)
             running.enter_context(under_way.running(part.run.turn))
@@ -139,7 +133,9 @@ def resumed_turn(
             yield _going_on(asked, part, where, kept, settings, memory, budget, expired=expired)
 
 
-def _note(where: m.Resumption, part: RecordedTurn, writer: TraceWriter, settings: TurnSettings) -> bool:
+def _note(
+    where: m.Resumption, part: recorded.RecordedTurn, writer: TraceWriter, settings: TurnSettings
+) -> bool:
     """Write `TurnResumed` to the trace file. Return whether the turn's questions have expired."""
     recorder, number = settings.wiring.recorder, part.run.turn
     expires_at = where.parked.expires_at
@@ -157,7 +153,7 @@ def _note(where: m.Resumption, part: RecordedTurn, writer: TraceWriter, settings
 
 def _going_on(
     asked: ResumeRequest,
-    part: RecordedTurn,
+    part: recorded.RecordedTurn,
     where: m.Resumption,
     kept: KeptConversation | None,
     settings: TurnSettings,
@@ -175,7 +171,7 @@ def _going_on(
     history = History() if kept is None else kept.history
     if kept is None:
         part.replay(history)
-    if asks_again(where):
+    if recorded.asks_again(where):
         begun.forget()
         if kept is None:
             history.forget()
@@ -236,7 +232,7 @@ def resumed_run(
 
 @contextlib.contextmanager
 def conversation_of(
-    part: RecordedTurn,
+    part: recorded.RecordedTurn,
     where: m.Resumption,
     given: KeptConversation | None,
     trace: str | PathLike[str],
@@ -264,7 +260,7 @@ def conversation_of(
     try:
         mark = kept.require_open(number, began)
         if mark.state == "running":
-            again = asks_again(where)
+            again = recorded.asks_again(where)
 
             def replay(history: History) -> None:
                 part.replay(history)
@@ -280,7 +276,7 @@ def conversation_of(
 
 def _found(began: m.HistoryReference, number: int, trace: str | PathLike[str]) -> KeptConversation:
     if not began.file:
-        return resume_conversation(trace, began.conversation)[0]
+        return recorded.resume_conversation(trace, began.conversation)[0]
     try:
         return KeptConversation.load(Path(began.file))
     except ConversationError as error:

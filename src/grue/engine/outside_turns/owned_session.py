@@ -21,13 +21,8 @@ from grue.protocol.turn.connection import ConnectionState
 from grue.runtime.actor import MailboxClosed, Note, Supervisor
 from grue.runtime.loops.host_code import ends_the_task
 from grue.runtime.trace.recorder import Recorder
-from grue.tool_sessions.connection import (
-    Connect,
-    ToolConnection,
-    WrappedConnection,
-    call_with_blocks,
-    request,
-)
+from grue.tool_sessions import connection as connections
+from grue.tool_sessions.connection import Connect, ToolConnection, WrappedConnection
 from grue.tool_sessions.failures import ToolRefusedError
 
 _ME = "host"
@@ -54,14 +49,16 @@ class CancellableConnection(WrappedConnection):
         """Call a tool. Raises `ToolRefusedError` if another task cancels the scope `calling`."""
         self.blocks = ()
         with self.calling or anyio.CancelScope():
-            result, self.blocks = await call_with_blocks(self._connection, tool, arguments, timeout_s)
+            result, self.blocks = await connections.call_with_blocks(
+                self._connection, tool, arguments, timeout_s
+            )
             return result
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send a request other than a tool call; raises `MCPError` unless the server is an MCP server."""
         async with self.exclusive():
-            return await request(self._connection, method, params, timeout_s)
+            return await connections.request(self._connection, method, params, timeout_s)
 
 
 class OwnedSession:

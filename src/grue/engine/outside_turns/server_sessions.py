@@ -9,23 +9,13 @@ from typing import TypeAlias, TypeVar
 import anyio
 from msgspec import Struct
 
+from grue import errors
 from grue import messages as m
 from grue.engine.outside_turns.owned_session import NotAsDecided, OwnedSession
 from grue.engine.tool_servers import startup_limits
 from grue.engine.turn import TurnSettings, error_for, refuse_inside_turn
 from grue.engine.turn_actors import TurnResources
 from grue.engine.wiring import connect_fresh
-from grue.errors import (
-    MCPError,
-    MCPRequestError,
-    MCPRequestTimedOut,
-    MCPToolCallError,
-    ToolCallDenied,
-    ToolCallTimedOut,
-    ToolChanged,
-    ToolNotFound,
-    ToolServerDied,
-)
 from grue.policies import ToolPolicy, TurnLimits
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import tool_of
@@ -167,16 +157,16 @@ class ServerSessions:
                 break
             except NotAsDecided as error:
                 if definition is not None:
-                    raise _failed(ToolChanged, name, tool_results.call_failed(str(error))) from error
+                    raise _failed(errors.ToolChanged, name, tool_results.call_failed(str(error))) from error
             except TimeoutError as error:
                 # The error's text names the limit that was exceeded, which may be the server's own.
-                raise _failed(ToolCallTimedOut, name, tool_results.failure(str(error))) from error
-            except MCPError as error:
-                raise _failed(ToolServerDied, name, tool_results.call_failed(str(error))) from error
+                raise _failed(errors.ToolCallTimedOut, name, tool_results.failure(str(error))) from error
+            except errors.MCPError as error:
+                raise _failed(errors.ToolServerDied, name, tool_results.call_failed(str(error))) from error
         else:
-            raise _failed(ToolChanged, name, tool_results.call_failed(tool_results.NOT_AS_DECIDED))
+            raise _failed(errors.ToolChanged, name, tool_results.call_failed(tool_results.NOT_AS_DECIDED))
         if result.is_error:
-            raise _failed(MCPToolCallError, name, result)
+            raise _failed(errors.MCPToolCallError, name, result)
         return result
 
     def _judged(self, session: OwnedSession, server: m.ServerName, tool: str, name: str) -> m.ToolDefinition:
@@ -185,11 +175,11 @@ class ServerSessions:
         if definition is None:
             known = ", ".join(each.name for each in session.tools) or "none"
             text = f"Unknown MCP tool: {server}.{tool}. Available tools: {known}"
-            raise _failed(ToolNotFound, name, tool_results.failure(text))
+            raise _failed(errors.ToolNotFound, name, tool_results.failure(text))
         (terms,), _ = judge(self._sources.tool_policy, [definition], {})
         if terms.verdict == "deny":
             why = f"The call was denied: {terms.reason}. A rule of the tool policy says so"
-            raise _failed(ToolCallDenied, name, tool_results.failure(why))
+            raise _failed(errors.ToolCallDenied, name, tool_results.failure(why))
         return definition
 
     async def request(self, server: str, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
@@ -204,7 +194,7 @@ class ServerSessions:
         started, error = anyio.current_time(), ""
         try:
             return await session.request(method, params, timeout_s)
-        except MCPError as failed:
+        except errors.MCPError as failed:
             raised = _request_error(failed, name, method)
             error = str(raised)
             raise raised from failed
@@ -252,7 +242,7 @@ class ServerSessions:
     def _known(self, server: str) -> m.ServerName:
         if server not in self._states:
             known = ", ".join(self._states) or "none"
-            raise MCPError(f"There is no MCP server {server!r}. Configured: {known}.")
+            raise errors.MCPError(f"There is no MCP server {server!r}. Configured: {known}.")
         return m.ServerName(server)
 
     def _split(self, name: str) -> tuple[m.ServerName, str]:
@@ -262,14 +252,14 @@ class ServerSessions:
         try:
             server, tool = split_name(name)
         except ValueError as error:
-            raise MCPError(f"{name!r} names no tool: a tool's full name is SERVER.TOOL.") from error
+            raise errors.MCPError(f"{name!r} names no tool: a tool's full name is SERVER.TOOL.") from error
         return self._known(server), tool
 
     def _refuse(self, method: str) -> None:
         if method in _OWN_METHODS:
-            raise MCPError(f"{method} cannot be sent as a request. {_OWN_METHODS[method]}")
+            raise errors.MCPError(f"{method} cannot be sent as a request. {_OWN_METHODS[method]}")
         if method in _SUBSCRIBING and not self._sources.lasting:
-            raise MCPError(
+            raise errors.MCPError(
                 f"{method} needs a session that stays open: use a ToolClient, or a runner with"
                 ' keep="sessions".'
             )
@@ -323,7 +313,7 @@ class ServerSessions:
             case _:
                 if session.fault is not None and not isinstance(session.fault, Exception):
                     raise session.fault
-                raise MCPError(
+                raise errors.MCPError(
                     f"The session with MCP server '{name}' ended: {session.fault or 'it was closed'}"
                 ) from session.fault
 
@@ -357,20 +347,22 @@ async def with_sessions(sources: SessionSources, work: SessionWork[T]) -> T:
             await sessions.close(hurried=hurried)
 
 
-def _failed(error: type[MCPToolCallError], name: str, result: m.ToolCallResult) -> MCPToolCallError:
+def _failed(
+    error: type[errors.MCPToolCallError], name: str, result: m.ToolCallResult
+) -> errors.MCPToolCallError:
     return error(f"{name}: {result.error_message}", tool=name, result=result)
 
 
-def _request_error(failed: MCPError, server: m.ServerName, method: str) -> MCPRequestError:
+def _request_error(failed: errors.MCPError, server: m.ServerName, method: str) -> errors.MCPRequestError:
     match failed:
         case ToolTimedOutError(timeout_s=timeout_s):
             text = f"MCP server '{server}' did not answer {method} within {timeout_s:g} s."
-            return MCPRequestTimedOut(text, server=server, method=method)
+            return errors.MCPRequestTimedOut(text, server=server, method=method)
         case ToolRefusedError(code=code):
             text = f"MCP server '{server}' refused {method}: {failed} ({code})"
-            return MCPRequestError(text, server=server, method=method, code=code)
+            return errors.MCPRequestError(text, server=server, method=method, code=code)
         case _:
-            return MCPRequestError(str(failed), server=server, method=method)
+            return errors.MCPRequestError(str(failed), server=server, method=method)
 
 
 def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[TurnResources], Awaitable[T]]:

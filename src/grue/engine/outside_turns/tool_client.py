@@ -17,17 +17,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.engine import tool_servers
 from grue.engine.outside_turns.server_sessions import ServerSessions, SessionSources, SessionWork
 from grue.engine.outside_turns.tool_access import ToolAccess
-from grue.engine.tool_servers import (
-    connect_to,
-    hide_secrets,
-    refuse_other_kinds,
-    settings_or_default,
-    startup_limits,
-    usable_servers,
-    with_settings,
-)
 from grue.errors import MCPConfigError, MCPError, TurnCancelled
 from grue.field_checks import shown
 from grue.policies import ApprovalDecision, ApprovalQuestion, ToolPolicy, TurnLimits
@@ -85,16 +77,16 @@ class ToolClient(ToolAccess):
         elicit: Elicit | None = None,
         max_reconnects: int | None = 0,
     ) -> None:
-        refuse_other_kinds(recorder=recorder, elicit=elicit, process_limits=process_limits)
-        self.limits = settings_or_default("limits", limits, TurnLimits())
+        tool_servers.refuse_other_kinds(recorder=recorder, elicit=elicit, process_limits=process_limits)
+        self.limits = tool_servers.settings_or_default("limits", limits, TurnLimits())
         self.recorder = recorder or Recorder()
-        self._servers = with_settings(usable_servers(servers), self.limits)
+        self._servers = tool_servers.with_settings(tool_servers.usable_servers(servers), self.limits)
         self._options = ClientOptions(
             limits=process_limits or ProcessLimits(),
             abilities=Abilities(elicit=elicit),
             on_secret=self.recorder.hide,
         )
-        hide_secrets(self.recorder, self._servers.values())
+        tool_servers.hide_secrets(self.recorder, self._servers.values())
         if not isinstance(max_reconnects, int | None) or (max_reconnects or 0) < 0:
             raise MCPConfigError(
                 f"max_reconnects= wants a number, 0 or more, or None for any, not {shown(max_reconnects)}."
@@ -152,14 +144,14 @@ class ToolClient(ToolAccess):
 
     def _new_sessions(self) -> ServerSessions:
         connect = {
-            name: connect_to(name, server, self._registry, self._options)
+            name: tool_servers.connect_to(name, server, self._registry, self._options)
             for name, server in self._servers.items()
         }
         return ServerSessions(
             SessionSources(
                 connect=connect,
                 recorder=self.recorder,
-                limits=startup_limits(self.limits, self._servers),
+                limits=tool_servers.startup_limits(self.limits, self._servers),
                 max_reconnects=self._max_reconnects,
                 lasting=True,
             )
