@@ -633,10 +633,10 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     Attributes:
         address: The endpoint's base URL, without user, password and query.
         provider: The provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
-        sampling: The sampling settings that are sent, by grue's own names.
+        sampling: The sampling settings that are sent, by the names of `LlmSettings`, or of `extra_body`.
         streams: Whether the endpoint can stream a reply.
         form: The form of requests: the fields of `WireProfile` that the user has set, or grue has learned,
-            and that differ from the usual profile of this endpoint. A fork sends its requests in this form.
+            and that differ from the usual profile of this endpoint. A fork at the same endpoint uses it.
     """
 
     model: str

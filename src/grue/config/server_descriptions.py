@@ -262,13 +262,13 @@ class _Entry:
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
         """Check the entry against the rules in the module's docstring, and return a `Described`."""
         allowed = {"workspaceFolder", "userHome", *self.variables}
+        # Check the finished texts, not each value that was filled in: two values that look harmless, such as
+        # "$" and "{HOME}", may have become a `${...}`.
         for text in _texts(self.entry):
             if not text.isprintable():
                 raise MCPConfigError(f"The description has a control character in {_quoted(text)}.")
             for inside, end in _EXPRESSION.findall(text):
                 if not end or inside not in allowed:
-                    # Check the joined text: two values that look harmless, such as "$" and "{HOME}", may
-                    # have become a `${...}`.
                     raise MCPConfigError(
                         f"The description has {_quoted(text)}: a '${{...}}' would read your environment."
                     )

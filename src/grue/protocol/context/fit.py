@@ -174,7 +174,10 @@ def _attachment_tokens(attachment: m.Attachment) -> int:
 
 
 def _learned(bytes_per_token: float, factor: float) -> float:
-    """Return a better `bytes_per_token`. A too high prediction is harmless, so it is corrected by half."""
+    """Return a better `bytes_per_token`. `factor`: the counted tokens, divided by the estimated ones.
+
+    If too many were estimated, which is harmless, go only half the way to the value that fits.
+    """
     wanted = bytes_per_token / factor
     if factor < 1:
         wanted = (bytes_per_token + wanted) / 2

@@ -122,7 +122,7 @@ class AdaptProfile(Struct, frozen=True):
 
 
 class DropAttachments(Struct, frozen=True):
-    """Replace the newest images and files of the conversation by a line of text."""
+    """Replace each image and file in the newest message that has any by a line of text."""
 
 
 class ShowAgain(Struct, frozen=True):

@@ -2,8 +2,9 @@
 
 A trace is JSON Lines: a `TraceHeader`, then a `TraceLine` for each envelope. A body that is too large for a
 line is written to `payloads/SHA256.json`, and the line holds a `PayloadReference` instead. A long string in a
-member `data` or `blob`, such as the base64 of an image that a tool returned, is cut out of all messages and
-written once; in a body `""` takes its place, and the line has an `Extract`.
+member `data` or `blob`, such as the base64 of an image that a tool returned, is moved into a payload file,
+which all messages with the same string share. In the body `""` takes its place, and the line has an `Extract`
+that names the file.
 """
 
 import os
