@@ -84,7 +84,7 @@ class Asking:
             self.say(m.TextDelta(request=self._command.request, text="", restart=True))
 
     async def outcome(self) -> Reply | m.LlmFailure:
-        """Send requests until one gives a reply, fails and is not retried, or waits (`RequestPostponed`)."""
+        """Send requests until one gives a reply or fails without a retry. May raise `RequestPostponed`."""
         settings = self._endpoint.settings
         state: attempts.AttemptState = attempts.Sent(
             request=self._command.request,

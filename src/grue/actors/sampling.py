@@ -110,7 +110,7 @@ class Sampler:
         reply: m.CompletionReceived | m.CompletionFailed | None,
     ) -> None:
         """Tell the agent what a request has cost, even while this task is being cancelled."""
-        # The server gets its reply after that. Otherwise its tool's result could reach the agent before this.
+        # The server gets its reply after this report. Otherwise its tool's result could overtake the report.
         usage = m.Usage() if reply is None else reply.usage
         if reply is None and isinstance(llm, LlmActor):
             usage = llm.unreported

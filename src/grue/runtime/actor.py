@@ -168,7 +168,7 @@ class Mailbox(Generic[M]):
             raise StopAsyncIteration from None
 
     def close(self) -> None:
-        """Accept no further message: waiting sends raise `MailboxClosed`. Earlier ones can be received."""
+        """Accept no further message: waiting sends raise `MailboxClosed`. Queued messages can be received."""
         self._closed = True
         self._entrance.close()
         self._wake_senders()
@@ -216,7 +216,7 @@ class ReplyChannel:
             self._given.set()
 
     async def wait(self) -> object:
-        """Return the reply's body once it is given. After `abandon`, raise `MailboxClosed`."""
+        """Return the reply's body once it is given; raise `MailboxClosed` if `abandon` comes first."""
         await self._given.wait()
         if self._abandoned:
             raise MailboxClosed(f"{self._answerer} ended without a reply to {self._asker}.")
@@ -283,16 +283,17 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
 class Supervisor:
     """An async context manager around a group of actors. `turn` is the number of the turn; 0 outside turns.
 
-    When the block ends, all mailboxes are closed, and each actor has `stop_grace_s` to handle the messages in
-    its mailbox. Then, or at once if the block raises, the actors that still run are cancelled. An actor that
+    When the block ends, all mailboxes are closed, and the actors have `stop_grace_s` to handle the messages
+    in them. Then, or at once if the block raises, the actors that still run are cancelled. An actor that
     sends to a closed mailbox does not count as crashed if the block is being left, or if an actor that was
     started with `whole=True` has returned.
 
     The body of the `async with` must not hold anything whose clean-up awaits: a Ctrl-C cancels the body's
     task itself, and a shielded scope does not protect against that.
 
-    Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an exception; a
-    `TraceError` or one such as `KeyboardInterrupt` is raised as it is.
+    Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an exception. A
+    `TraceError`, or an exception such as `KeyboardInterrupt`, is raised as it is. An error of grue's own code
+    in the block comes before an actor's.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -418,7 +419,7 @@ class Supervisor:
 
 
 def raise_crash(actor: str, error: BaseException) -> Never:
-    """Raise `ActorCrashed`, or `error` itself if it is a `TraceError` or such as a `KeyboardInterrupt`."""
+    """Raise `ActorCrashed`; a `TraceError`, or one such as `KeyboardInterrupt`, is raised as it is."""
     if isinstance(error, TraceError) or not isinstance(
         error, Exception | asyncio.CancelledError | GeneratorExit
     ):

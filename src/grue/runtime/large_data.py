@@ -1,9 +1,9 @@
 """Work on megabytes in steps of a few milliseconds, and let other threads run in between.
 
-A call into C holds the GIL until it returns, and so blocks the event loop even from another thread. Counting
-and searching are therefore loops of short calls. Encoding, decoding or copying a message stays one call: it
-takes about a millisecond per megabyte. An event loop releases the GIL several times between two callbacks,
-and waits 5 ms for it each time, so each step ends with `let_others_run`.
+Most calls into C hold the GIL until they return, and so block the event loop even from another thread.
+Counting and searching are therefore loops of short calls. Encoding, decoding or copying a message stays one
+call: it takes about a millisecond per megabyte. An event loop releases the GIL several times between two
+callbacks, and may wait 5 ms for it each time, so `let_others_run` is called between two steps.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class LineBuffer:
 
 
 class EventBuffer(LineBuffer):
-    """Returns server-sent events, without the empty line at the end. Comments between events are dropped."""
+    """Returns server-sent events, without the empty line at the end. Drops comments between events."""
 
     def feed(self, chunk: bytes) -> None:
         """Add a chunk."""

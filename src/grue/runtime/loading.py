@@ -1,7 +1,7 @@
 """Import large modules, and make a fork wait for imports in other threads.
 
 A fork waits, for a limited time, until no other thread is in an import, or in a call of pydantic or OpenSSL
-by grue. Otherwise the child would have half of a module, or a lock that nobody ever frees.
+by grue. Otherwise the child could have half of a module, or a lock that nobody ever frees.
 """
 
 import concurrent.futures.thread  # noqa: F401 - see register_at_fork
@@ -25,7 +25,7 @@ def importing() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno is None:
-            raise  # not of the system's, but of a signal handler of the program, such as a `TimeoutError`
+            raise  # not the system's: a signal handler of the program has raised it, such as a `TimeoutError`
         raise MCPError(f"A part of grue could not be imported: {error}.") from error
 
 

@@ -47,7 +47,7 @@ SESSION_LOST = WireFault(
 
 
 class ToolTimedOutError(MCPError, TimeoutError):
-    """A tool call was not answered in time. grue has told an MCP server that the call is cancelled.
+    """A tool call was not answered in time. An MCP server has been told that the call is cancelled.
 
     The session stays usable. A late answer is dropped.
 

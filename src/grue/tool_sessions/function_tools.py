@@ -598,7 +598,7 @@ class FunctionConnection:
         self._boxed = False
 
     def runs_in(self, box: str, *, enforced: bool) -> None:
-        """Declare that the functions only start programs, which run in a box."""
+        """Declare that the functions only start programs, in `box`; `enforced`: this machine enforces it."""
         self.status = ConnectionStatus(box=box)
         self._boxed = enforced
 

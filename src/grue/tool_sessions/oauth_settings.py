@@ -48,7 +48,8 @@ class OAuth(Struct, frozen=True, kw_only=True):
         issuer: The authorization server that the credentials belong to. They are sent to no other server.
             `None`: they are sent to the one that the MCP server names.
         scope: The scopes to ask for, separated by spaces; `None`: the scopes that the server asks for.
-        client_metadata_url: An https URL with the client's metadata. The URL is then the client's id.
+        client_metadata_url: An https URL with the client's metadata. The URL is the client's id, if the
+            authorization server accepts such documents.
         redirect_port: The port of the loopback address to which the browser returns; 0: any free port.
         keep_tokens_in: `file`, or `keyring`, which needs `pip install 'keyring>=25.5,<26'`.
         identity_provider: The identity provider's issuer, a URL, for `identity_assertion`.

@@ -106,7 +106,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
             error after a slow start.
         exit_grace_s: How long a server process may take to exit after its input was closed, before it gets
             SIGTERM; `None`: as the runner's `ProcessLimits` say. Under a turn's time limit, at most half of
-            the time left; after a cancellation, at most `ProcessLimits.cancelled_grace_s`.
+            the time left, or 50 ms; after a cancellation, at most `ProcessLimits.cancelled_grace_s`.
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
         exclude: Names or patterns of the tools not to offer, even if `include` names them.
         required: What happens if the first connect of an episode fails. `True`: the turn ends with an error.
@@ -211,7 +211,7 @@ class _CommandLine(Struct, frozen=True):
 class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """A local program that speaks MCP over its standard streams.
 
-    Its `repr` shows only the names of `env` and redacts arguments that look like secrets.
+    Of `env`, its `repr` shows only the names. It redacts arguments that look like secrets.
 
     Attributes:
         command: A path, relative to `cwd` or absolute, or a name on the PATH. A `Path` here, in `args`, `env`
@@ -323,7 +323,7 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
             first, and then, if the address refuses it, SSE.
         headers: Sent with every request to this server, and to no other host.
         connect_timeout_s: Time limit for opening an HTTP connection, and for sending one notification.
-        auth: How grue authorises itself (OAuth); `None`: only `headers` can authorise it.
+        auth: How grue authorises itself (OAuth); `None`: only `headers`, or a user in the URL, can do that.
 
     Raises:
         MCPConfigError: The URL cannot be used, or a header cannot be sent.

@@ -204,7 +204,7 @@ class SessionPool:
         return LeasedConnection(self, waiting, server, connect, turn, deadline)
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """End a turn's lease: keep the connection if it is usable and `sessions` is `kept`, else close it."""
+        """End a turn's lease: keep a usable connection if `sessions` is `kept`, else start to close it."""
         owned.turn = 0
         if self._leased.get(owned.server) is owned:
             del self._leased[owned.server]
@@ -215,7 +215,7 @@ class SessionPool:
             self.leave(owned)
 
     async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
-        """Return a server's kept session, open, for a call outside turns; raises `ServerFailed`."""
+        """Return a server's kept session, open, for a call outside turns; raises why it did not open."""
         # A turn may use the session too, so hold its lock `alone` while you use it.
         while True:
             owned = self._current(server)
@@ -245,7 +245,7 @@ class SessionPool:
         return None
 
     def _drop(self, owned: PooledConnection) -> None:
-        """Close a connection that cannot be used. If a turn has leased it, do nothing: the turn closes it."""
+        """Start to close an unusable connection. If a turn has leased it, do nothing: the turn closes it."""
         if self._waiting.get(owned.server) is owned:
             del self._waiting[owned.server]
             self.leave(owned)
@@ -271,7 +271,7 @@ class SessionPool:
         return leaving.generation <= newest and not leaving.gone.is_set()
 
     def lose(self, owned: PooledConnection, cause: str) -> None:
-        """Record that a prewarmed or kept connection cannot be used, and close it."""
+        """Record that a prewarmed or kept connection cannot be used, and start to close it."""
         self._recorder.record(m.PrewarmLost(server=owned.server, cause=cause), sender=owned.server)
         self.leave(owned)
 
@@ -372,12 +372,12 @@ class LeasedConnection(_SessionUser):
         return owned.listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Wait until no process of an earlier turn is alive, then call the tool."""
+        """Wait until the pool has closed the connections that it has left, then call the tool."""
         await self._pool.wait_closed()
         return await self._answer(self._open.connection.call(tool, arguments, self._within(timeout_s)))
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Wait until no process of an earlier turn is alive, then wait for the result of the MCP task."""
+        """Wait as `call` does, then wait for the result of the MCP task."""
         await self._pool.wait_closed()
         limit_s = self._within(timeout_s)
         return await self._answer(connections.finish_task(self._open.connection, tool, task, limit_s))
@@ -390,7 +390,7 @@ class LeasedConnection(_SessionUser):
             raise
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Wait until no process of an earlier turn is alive, then return the tools if they have changed."""
+        """Wait as `call` does, then return the tools if they have changed."""
         # So in the trace, the end of the old processes comes before a batch's first tool call.
         await self._pool.wait_closed()
         return await super().refresh_tools(self._within(timeout_s))

@@ -1,7 +1,8 @@
 """`ShellTool`: a tool server whose one tool runs commands on this machine. A host has to configure it.
 
 An allow-list limits what a model can start, not what a started program does; a box (`sandbox`) limits that.
-After a command, also if the host died, no process of it is alive, except on macOS those that left its group.
+After a command, also if the host died, its processes are killed. Those that left its process group are found
+only on Linux, and not always (`descendants.py`).
 """
 
 import os
@@ -53,7 +54,7 @@ class ShellTool(Struct, HostTools, frozen=True, kw_only=True):
     ```
 
     The model passes a list of arguments, which no shell reads. With `shell=True` it passes one string, which
-    `/bin/sh` reads. The `repr` of a `ShellTool` shows only the names of `env`.
+    `/bin/sh` reads. Of `env`, the `repr` of a `ShellTool` shows only the names.
 
     Attributes:
         folder: Working directory of every command.

@@ -117,7 +117,7 @@ class ToolSearcher:
         return tool_results.success({"tools": told})
 
     def call_tool(self, arguments: m.JsonObject) -> m.ToolCallResult:
-        """Answer a `call_tool` that names no known tool, or has the tool's arguments beside `name`."""
+        """Answer a `call_tool` that cannot be carried out: it is malformed, or names no known tool."""
         name = arguments.get("name")
         if not isinstance(name, str) or not name or ("arguments" not in arguments and len(arguments) > 1):
             return tool_results.call_failed('call_tool wants {"name": "...", "arguments": {...}}')

@@ -10,8 +10,8 @@
 | a short blocking call of our own                    | `anyio.to_thread`                                 |
 | a DNS look-up, which asyncio makes                  | `look_up`, set by `run_loop`                      |
 
-The interpreter waits at its exit for every thread that is not a daemon. anyio's threads may be none, so a
-function of the host that hangs in one of them would keep the program alive after Ctrl-C.
+The interpreter waits at its exit for every thread that is not a daemon. anyio's threads are not
+always daemons, so a function of the host that hangs in one of them would keep the program alive after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
 
 
 def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
-    """Start `call` in a daemon thread; return its future, which ignores `cancel`. Raises `RuntimeError`."""
+    """Start `call` in a daemon thread; return its future. Raises `RuntimeError` if no thread can start."""
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # from now on `Future.cancel` has no effect
     context = context_of(None)
@@ -104,7 +104,7 @@ async def look_up(*args: Any, **options: Any) -> list[Any]:
     return await call_in_daemon_thread(call, limiter=anyio.CapacityLimiter(math.inf))
 
 
-STRETCH_S = 0.005  # longest time that a loop with a `Pace` works before other tasks can run
+STRETCH_S = 0.005  # after this time, the next `pause` of a loop with a `Pace` lets other tasks run
 
 
 class Pace:

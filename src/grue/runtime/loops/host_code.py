@@ -38,7 +38,7 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, mark the error with `what` and the name of `called`, unless that is grue's own."""
+    """If the block raises, mark the error with `what` and the name of `called`, unless grue defines that."""
     try:
         yield
     except BaseException as error:
@@ -69,7 +69,7 @@ def ends_the_task(error: BaseException) -> bool:
 
 
 def current_task() -> asyncio.Task[Any] | None:
-    """Return the task that runs in this thread, or `None`."""
+    """Return the asyncio task that runs in this thread, or `None`."""
     try:
         return asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread
@@ -77,7 +77,10 @@ def current_task() -> asyncio.Task[Any] | None:
 
 
 def single(error: BaseException) -> BaseException:
-    """Unwrap `HostCodeFailed` and groups, a `KeyboardInterrupt` first. Several `Exception`s stay a group."""
+    """Unwrap `HostCodeFailed` and groups. Several `Exception`s stay a group.
+
+    Of a group's exceptions, `KeyboardInterrupt` and `SystemExit` come first.
+    """
     while True:
         match error:
             case HostCodeFailed():

@@ -114,7 +114,7 @@ _CALLED_BY_GRUE = {
 
 
 class _Taken:
-    """A signal handler in place of the program's: what that raises goes to `takes[0]`, if there is one."""
+    """Calls the program's signal handler. Unless that may raise here, `takes[0]` gets what it raises."""
 
     def __init__(self, handler: Callable[..., object], takes: list[Callable[[BaseException], None]]) -> None:
         self.handler = handler
@@ -122,7 +122,7 @@ class _Taken:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         # `refuse_reentry` recognises a handler by its caller's frame, so pass this frame on.
-        # A handler that has interrupted the host's callback raises there, but not Python's own of SIGINT.
+        # The program's own handlers may raise in a callback of the host. Python's handler of SIGINT may not.
         here = inspect.currentframe()
         if not self.takes or (self.handler is not signal.default_int_handler and _is_the_hosts(frame)):
             self.handler(signum, here)
@@ -134,7 +134,7 @@ class _Taken:
 
 
 def _is_the_hosts(frame: FrameType | None) -> bool:
-    """Return whether grue, in this frame's stack, has called the host's code."""
+    """Return whether the innermost frame of grue in this frame's stack has called the host's code."""
     called = ""
     while frame is not None and not (name := frame.f_globals.get("__name__", "")).startswith("grue."):
         called, frame = name, frame.f_back
@@ -142,7 +142,7 @@ def _is_the_hosts(frame: FrameType | None) -> bool:
 
 
 class _Taking:
-    """In this block, `take` gets what the program's signal handlers raise. Only in the main thread."""
+    """In this block, `take` gets what signal handlers raise. Does nothing outside the main thread."""
 
     def __init__(self, take: Callable[[BaseException], None]) -> None:
         self._takes = [take]
@@ -215,7 +215,8 @@ class Interruptible:
 async def run_into(result: list[T], function: Callable[[], Awaitable[T]]) -> None:
     """Append what `function` returns to `result`, or nothing if it raises `WorkInterrupted`.
 
-    If a task raised this `KeyboardInterrupt`, asyncio would stop the loop at once, and `nest_asyncio` log it.
+    `WorkInterrupted` is a `KeyboardInterrupt`. If a task raised it, asyncio would stop the loop at once, and
+    `nest_asyncio` would log it.
     """
     with contextlib.suppress(WorkInterrupted):
         result.append(await function())
@@ -231,8 +232,8 @@ def run_in_main_thread(
     The second Ctrl-C calls `force_kill`, which kills the processes that the clean-up waits for. What other
     signal handlers of the program raise is treated in the same way, because asyncio would log or lose it. The
     handlers are replaced before the loop starts, so that asyncio sets none: asyncio's handler of SIGINT would
-    cancel the main task even while the loop starts or ends. Raises what a handler raised, or
-    `WorkInterrupted`.
+    cancel the main task even while the loop starts or ends. Raises what a handler raised, else what the
+    coroutine raised.
     """
     work = Interruptible()
     raised: list[BaseException] = []
@@ -260,7 +261,7 @@ def run_in_main_thread(
 
 
 def _foremost(raised: list[BaseException]) -> BaseException:
-    """Return the first that is not an `Exception`, such as a `KeyboardInterrupt`, else the first."""
+    """Return the first error that is no `Exception`, such as a `KeyboardInterrupt`; else the first error."""
     return next((each for each in raised if not isinstance(each, Exception)), raised[0])
 
 
@@ -314,7 +315,7 @@ def raise_deferred() -> None:
 
 
 def _give_back() -> None:
-    """In a forked child, let signal handlers raise again: it is in no block of its parent's main thread."""
+    """In a forked child, let signal handlers raise again: no code there handles what they raised."""
     global _deferral
     _deferral = None
     for handler in map(getsignal, _SIGNALS):
@@ -327,7 +328,7 @@ os.register_at_fork(after_in_child=_give_back)
 
 @contextlib.contextmanager
 def restore_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` for a `RuntimeError` of an interrupted `Condition` (CPython 3.11)."""
+    """Raise `KeyboardInterrupt` for the `RuntimeError` of an interrupted `Condition` (CPython 3.11)."""
     try:
         yield
     except RuntimeError as error:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 # Makes the context manager that is open while the loop runs, given the loop's task group.
 LoopContext: TypeAlias = Callable[[TaskGroup], contextlib.AbstractAsyncContextManager[Any]]
-CLOSE_GRACE_S = 1.5  # for the clean-up before `force_kill`; a cancelled session needs at most 1 s
+CLOSE_GRACE_S = 1.5  # for the clean-up before `force_kill`; by default a cancelled session takes up to 1 s
 CLOSE_WITHIN_S = 10.0  # how long `close` waits for the loop's end after `force_kill`
 
 
@@ -119,7 +119,7 @@ class Call(Future[T]):
         self._work.interrupt()
 
     def join(self, timeout_s: float | None = None) -> bool:
-        """Wait until the call is done, or for `timeout_s`. A Ctrl-C ends the wait, but not the call."""
+        """Wait up to `timeout_s`; return whether the call is done. A Ctrl-C ends only the wait."""
         if not self.done() and timeout_s != 0:
             self.loop_thread.refuse_waiting()
             with interrupts.defer_interrupts(), interrupts.restore_interrupt():
@@ -178,7 +178,7 @@ class EpisodeLoop:
     loop's thread when the loop has ended, also by an error; it must be quick. `force_kill`, which must not
     wait, kills the processes that the loop waits for, if the loop takes too long to end or a Ctrl-C
     interrupts `close`. The constructor raises `MCPError` as `refuse_reentry`, in the loop of all greenlets,
-    and if no thread can be started.
+    and if no thread or event loop can be started.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class EpisodeLoop:
         return self._ending
 
     def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
-        """Start `function` in the loop, in a copy of the caller's context. Raises `MCPError` if closed."""
+        """Start `function` in the loop, in a copy of the caller's context; raises `MCPError` if it cannot."""
         self.loop_thread.refuse_forked()
         call: Call[T] = Call(self.loop_thread)
         context = context_of("asyncio")  # the caller may run under trio, but this loop is asyncio's
@@ -320,7 +320,7 @@ class EpisodeLoop:
                         woken.recv(4096)
                         self._start_submitted(group)
                 finally:
-                    with self._lock:  # a later call wakes no loop whose sockets are closed
+                    with self._lock:  # so that no later call writes to the closed sockets
                         self._ending = True  # calls that were submitted but not started fail in `_settle_all`
                     # Servers that were told to exit may still be ending: limit their time.
                     asyncio.get_running_loop().call_later(CLOSE_GRACE_S, self._force_kill)
@@ -333,7 +333,7 @@ class EpisodeLoop:
             context.run(group.start_soon, call.run, function)
 
 
-_running_loops: set[EpisodeLoop] = set()  # in a forked child these are the parent's, which do not run there
+_running_loops: set[EpisodeLoop] = set()  # a forked child inherits its parent's, which do not run there
 
 
 def _close_all() -> None:

@@ -1,4 +1,4 @@
-"""Run a coroutine from synchronous code, except under gevent by an `anyio.run` of its own.
+"""Run a coroutine from synchronous code, by an `anyio.run` of its own or, under gevent, in a shared loop.
 
 If an event loop runs in the calling thread (a notebook, an async web view), the new loop runs in another
 thread, while the caller waits.
@@ -44,7 +44,7 @@ def run_blocking(
     twin: str,
     force_kill: Callable[[], object] = lambda: None,
 ) -> T:
-    """Run `function`, a coroutine function, in one `anyio.run` and return its result; raises as `run_loop`.
+    """Run a coroutine function by `run_loop`, in another thread if a loop runs here; return its result.
 
     `force_kill` is called in a signal handler at the second Ctrl-C, if the loop runs in this thread; it makes
     the running clean-up end at once. `on_exit` is called outside the loop when this call no longer waits for
@@ -74,8 +74,8 @@ CLOSED = (
 def run_loop(function: Callable[[], Awaitable[T]]) -> T:
     """Run a coroutine function by `anyio.run`, or under gevent in the loop that all greenlets share.
 
-    Raises `WorkInterrupted` as the function does, and `MCPError` if there can be no loop, or other code
-    closed it.
+    Raises what the function raises, also `WorkInterrupted`; and `MCPError` if no loop can be started, or
+    other code closed its descriptors.
     """
     begun = False
     result: list[T] = []
@@ -105,7 +105,7 @@ def run_loop(function: Callable[[], Awaitable[T]]) -> T:
 
 
 def start_thread(thread: threading.Thread) -> None:
-    """Start a thread; raises `MCPError` if none is left, or Python is shutting down."""
+    """Start a thread; raises `MCPError` if that fails, or Python is shutting down."""
     if sys.is_finalizing():  # Python 3.11 would wait for ever for the new thread
         raise MCPError("No thread could be started: Python is shutting down. Functions of atexit still can.")
     try:
@@ -140,7 +140,7 @@ def warn_if_blocking(twin: str) -> bool:
 
 
 def in_notebook() -> bool:
-    """Return whether the program runs in the kernel of a notebook, whose output is not a terminal."""
+    """Return whether the program runs in a Jupyter kernel, such as that of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
@@ -262,7 +262,7 @@ _shared: _SharedLoop | None = None
 
 
 def in_shared_loop() -> bool:
-    """Return whether the caller is a task of the shared loop."""
+    """Return whether the caller runs in the shared loop's own greenlet."""
     return _shared is not None and threading.current_thread() is _shared.thread
 
 

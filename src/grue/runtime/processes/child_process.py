@@ -1,11 +1,11 @@
 """A child process: start it, write to it, and end it in every case, whatever the process does.
 
 - Sending never blocks, even if the process has stopped reading.
-- An exit is noticed within 10 ms, even if a grandchild still holds the pipes open.
+- An exit is noticed at once, or by a poll every 10 ms, even if a grandchild still holds the pipes open.
 - Leaving the `async with` block takes bounded time. Afterwards no process of the group is alive, unless it is
   stuck in the kernel.
 - Output is read in linear time and bounded memory, and other tasks run meanwhile. The standard error of a
-  server is always drained, and the last part of it is kept.
+  server is drained until it ends, and the last part of it is kept.
 
 Source: R3.5-R3.7, P9
 """
@@ -28,12 +28,12 @@ from grue.runtime.safe_text import plain_text
 from grue.sandbox.box import Sandbox
 
 CHUNK_BYTES = 65_536  # how much is read from a pipe at once
-_GRACE_AT_LEAST_S = 0.05  # a deadline shortens the grace before SIGTERM, and SIGKILL, to no less
+_GRACE_AT_LEAST_S = 0.05  # a deadline shortens the graces before SIGTERM and SIGKILL to no less
 _KILL_GRACE_S = 5.0
 
 
 class _Program(Protocol):
-    """What `ProcessRegistry.spawn` needs to know; `environment` returns all variables, also the host's."""
+    """What `ProcessRegistry.spawn` needs to know. `environment` returns the process's whole environment."""
 
     @property
     def command(self) -> str: ...
@@ -50,9 +50,9 @@ class ChildProcess:
     """A running child process, as an async context manager. A subclass reads its output.
 
     The task that enters the block has to leave it. Leaving takes these steps until the process exits: close
-    its standard input and wait, send SIGTERM and wait, send SIGKILL. Each wait has a limit, its grace, which
-    is at most half of the time until a deadline, or 50 ms. In every case the whole group is killed before its
-    leader is reaped.
+    its standard input and wait, send SIGTERM and wait, send SIGKILL. Each of the two waits has a limit, its
+    grace. A deadline cuts a grace to half of the time left, but not below 50 ms. In every case the whole
+    group is killed before its leader is reaped.
 
     Cancellation is what makes leaving hard: in a cancelled scope every `await` raises at once.
 

@@ -30,7 +30,7 @@ if sys.platform == "linux":
     import resource
 
 _BASE = 4 * 10**18  # the smallest mark: the digit 4, then nine digits for the host and nine for the server
-_FEWEST_MARKS = 10**6  # else nothing is marked: in another host's server few values of `digits` are left
+_FEWEST_MARKS = 10**6  # with fewer values left for `digits`, as in another host's server, nothing is marked
 _FEW_IDS = 64
 _IDS_PER_S = 20_000  # no system assigns more process ids
 
@@ -114,7 +114,7 @@ def unmark(pid: int) -> None:
     """Remove the mark that the child `pid` has from this process, if this process runs in a marked server."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
         # A limit below `_BASE` does not mark a server. "Unlimited" is not possible, because the kernel lets
-        # no process raise its hard limit.
+        # only root raise a hard limit.
         _set_mark(pid, _BASE - 1)
 
 
@@ -167,7 +167,7 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
-    """Return the ids of all processes that are younger than `first` (`age_s` seconds), and some others."""
+    """Return ids, with those of all processes younger than `first`, which is `age_s` seconds old."""
     # The kernel assigns ascending ids, and then starts again with low ids: if the process is so old that the
     # highest id may have been reached since, any id may be newer.
     highest, newest = _highest_id(), _newest_id()

@@ -71,7 +71,7 @@ _END_S = 1.0  # the guard needs about a millisecond, on a busy machine without `
 
 
 class GuardUnavailableWarning(RuntimeWarning):
-    """Servers run without a guard. They are still closed after their turn, but not if the host is killed."""
+    """Servers run without a guard. They are still closed as usual, but not if the host is killed."""
 
 
 class HostGuard:

@@ -299,13 +299,13 @@ class ProcessRegistry:
     def kill_now(self) -> None:
         """Send SIGKILL to every group, and return without waiting for the processes to exit.
 
-        A signal handler may call this. If it raised instead, it could interrupt the event loop's own code.
+        A signal handler may call this. A handler that raised instead could interrupt the loop's own code.
         """
         for group in list(self._groups.values()):
             group.signal(signal.SIGKILL)
 
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
-        """Kill and reap all groups; return how many. `loop_running`: a loop may wait on descriptors."""
+        """Kill and reap all groups; return how many. `loop_running`: leave the descriptors to a loop."""
         groups = list(self._groups.values())
         self.kill_now()
         for group in groups:
@@ -390,7 +390,7 @@ def _exit_of(returncode: int) -> ServerExit:
 def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
     """Return the program's absolute path, or raise a clearer error than a spawn would."""
     base = cwd or "."
-    # Use strings: `Path`s take ten times as long, and the server cannot start before this is done.
+    # Use strings: `Path`s take longer, and the server cannot start before this is done.
     if cwd:  # the host's own directory needs no check: a process can start there even if it was deleted
         try:
             os.stat(f"{cwd}/.")  # noqa: PTH116
@@ -401,7 +401,7 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
         path = os.path.join(base, command)  # noqa: PTH118
         found = path if os.path.isfile(path) and os.access(path, os.X_OK) else None  # noqa: PTH113
     else:
-        import shutil  # imported here, because it takes 3 ms and only a name without "/" needs it
+        import shutil  # imported here, because only a name without "/" needs it
 
         found = shutil.which(command, path=env.get("PATH", os.environ.get("PATH", os.defpath)))
     if found is None:

@@ -1,9 +1,8 @@
 """Replace secrets by stable placeholders, in the JSON of messages and in plain text.
 
 A message without secrets costs a few searches for bytes and stays as it is. A long message is searched in
-pieces of a few milliseconds each. All searches take linear time and constant memory, because every repetition
-in the regular expressions is possessive or bounded. Secrets are found in bytes, and replacing them must leave
-valid JSON.
+pieces of a few milliseconds each. All searches take linear time and constant memory: no regular
+expression here backtracks far. Secrets are found in bytes, and replacing them must leave valid JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from grue.runtime.secrets import secret_forms
 
 
 class Found(NamedTuple):
-    """A span of bytes to replace by `shown`. Overlapping spans become one, shown as that of lowest `rank`."""
+    """A span of bytes to replace by `shown`. Of overlapping spans, the lowest `rank` decides what to show."""
 
     start: int
     end: int
@@ -164,8 +163,8 @@ _LINES = bytes(
     for byte in range(128)
 ).ljust(256)
 _FULL_LINE = b"a" * secret_forms.SHORTEST_LINE + b"b"
-"""`translate(_LINES)` turns each base64 or hexadecimal digit into `a`, and each line break into `b`. So an
-encoded line of full length becomes a text that ends in these bytes.
+"""`translate(_LINES)` turns each base64 or hexadecimal digit into `a`, and each line break or backslash into
+`b`. So an encoded line of at least `SHORTEST_LINE` digits becomes a text that ends in `_FULL_LINE`.
 """
 
 _SHORT_TEXT = 4096  # a longer text is not searched for `in_lines`, but for a full line of digits
@@ -187,7 +186,7 @@ class _SecretIndex(NamedTuple):
 
     @classmethod
     def of(cls, secrets: Iterable[_Secret]) -> Self:
-        # Where two secrets overlap, the placeholder has the name of the first: put the longer one first.
+        # Where two secrets overlap, the placeholder has the name of the first in this tuple.
         longest_first = tuple(sorted(secrets, key=lambda secret: -len(secret.value)))
         probes = dict.fromkeys(each.probes[0] for secret in longest_first for each in secret.forms.patterns)
         long_probes = tuple(probe for probe in probes if len(probe) >= _LONG_PROBE)
@@ -218,7 +217,7 @@ class _SecretIndex(NamedTuple):
 
 
 class Redaction:
-    """Replaces the secrets registered with `hide`, authorisation headers and bearer tokens. Thread-safe."""
+    """Replaces secrets that `hide` has registered, credentials in headers, and bearer tokens. Thread-safe."""
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         # The index is replaced, never changed in place, because another thread may be using it. The lock

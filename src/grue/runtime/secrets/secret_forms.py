@@ -112,7 +112,7 @@ def _compiled(source: bytes) -> re.Pattern[bytes]:
     return re.compile(source)
 
 
-# No encoder escapes these characters.
+# The usual encoders do not escape these characters.
 _NEVER_ESCAPED = re.compile("[A-Za-z0-9]+")
 # A line break between two groups of base64 or of hexadecimal digits, perhaps escaped and followed by spaces.
 _LINE_BREAK = r"(?:(?:[\r\n]|\\{1,64}+[rn])[ \t]*+)*+"
@@ -272,7 +272,7 @@ _SECRET_PARTS = re.compile(
 _SECRET_WORDS = frozenset(
     ("AUTH", "AUTHORIZATION", "BEARER", "COOKIE", "JWT", "KEY", "KEYS", "PASS", "PAT", "PWD")
 )
-# A variable whose name ends in one of these words, or is in `_NOT_SECRET`, contains no secret itself.
+# A name that ends in one of these words, or is in `_NOT_SECRET`, is not a secret's name.
 _PLACES = frozenset(("DIR", "DIRECTORY", "FD", "FILE", "FOLDER", "PATH", "PID", "SOCK", "SOCKET"))
 _NOT_SECRET = frozenset(("GOOGLE_APPLICATION_CREDENTIALS", "GRUE_TOKENS", "OLDPWD", "PWD"))
 

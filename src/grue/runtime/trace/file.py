@@ -111,7 +111,7 @@ class LineQueue:
         entries = [self._queue.get()]
         self._hurry.wait(_LINGER_S)
         # Clear `_hurry` before the queue is emptied. `flush` and `close` queue their entry before they set
-        # `_hurry`. So if one of them had set `_hurry` before, the loop below takes its entry.
+        # `_hurry`. So if one of them had set it before, its entry is in `entries` after the loop below.
         self._hurry.clear()
         try:
             while True:
@@ -200,7 +200,8 @@ def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
 class TraceWriter(Closing):
     """Write a trace file that only its owner can read. Use it as an observer of a `Recorder`.
 
-    Thread-safe. A file lock keeps other writers out. A forked child's writer is closed.
+    Thread-safe. A file lock keeps other writers out, where the file system has locks. In a forked child the
+    writer is closed.
 
     Args:
         episode: Id of the episode, for the file's first line.

@@ -1,10 +1,10 @@
 """The format of a trace file: its header, its lines, the payload files beside it, and the checks of a line.
 
 A trace is JSON Lines: a `TraceHeader`, then a `TraceLine` for each envelope. A body that is too large for a
-line is written to `payloads/SHA256.json`, and the line holds a `PayloadReference` instead. A long string in a
-member `data` or `blob`, such as the base64 of an image that a tool returned, is moved into a payload file,
-which all messages with the same string share. In the body `""` takes its place, and the line has an `Extract`
-that names the file.
+line is written to `payloads/SHA256.json`, and the line holds a `PayloadReference` instead. A long string
+without escapes in a member `data` or `blob`, such as the base64 of an image that a tool returned, is moved
+into a payload file, which all messages with the same string share. In the body `""` takes its place, and the
+line has an `Extract` that names the file.
 """
 
 import os
@@ -73,7 +73,10 @@ class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$pa
 
 
 class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
-    """A long string in a payload file. `at`: where in the body's JSON `""` replaces it; `bytes`: as JSON."""
+    """A long string in a payload file.
+
+    `at`: the place, in the body's JSON, of the `""` that replaces it. `bytes`: its size with the quotes.
+    """
 
     at: int
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]
@@ -85,7 +88,7 @@ _TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')
 
 
 def tag_at_start(body: bytes | memoryview | msgspec.Raw) -> str:
-    """Return the tag with which a message's JSON begins; empty: it begins with another member."""
+    """Return the tag at the start of a message's JSON; empty: no tag was found there."""
     found = _TAG_AT_START.match(body)
     return found[1].decode() if found else ""
 
@@ -102,7 +105,7 @@ _BASE64_MEMBERS = (b'"data":"', b'"blob":"')
 
 
 def long_strings(written: bytes) -> list[tuple[int, int]]:
-    """Return start and end of each long `data` or `blob` string in a line's JSON, quotes included."""
+    """Return start and end, quotes included, of a line's long `data` and `blob` strings without escapes."""
     found: list[tuple[int, int]] = []
     for member in _BASE64_MEMBERS:
         at = written.find(member)
@@ -184,7 +187,7 @@ def error_text(error: Exception) -> str:
 
 
 def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
-    """Raise `TraceError` if the message number in line `number` is not above `after`, or a time is wrong."""
+    """Raise `TraceError` if a line's message number is not above `after`, or a time is out of range."""
     if line.seq <= after:
         raise damaged(path, number, f"not in order: message {line.seq} comes after message {after}")
     if not (abs(line.t) <= _LATEST_S and abs(line.at) <= _LATEST_S):

@@ -1,4 +1,4 @@
-"""Read a trace file: a line at a time, whole, or while it is being written. Only `TraceError` is raised."""
+"""Read a trace file: a line at a time, whole, or while it is being written. Errors are `TraceError`s."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ B = TypeVar("B")
 
 
 class Trace(Struct, Generic[B], frozen=True):
-    """A whole trace file. `cut_short`: the last line was incomplete, such as when the host was killed."""
+    """A whole trace file. `cut_short`: the last line was incomplete, perhaps because the host was killed."""
 
     header: fmt.TraceHeader
     envelopes: tuple[Envelope[B], ...]
@@ -92,7 +92,7 @@ class TraceReader(Generic[B]):
         return self.decoded(place.number, line)
 
     def lines(self) -> Iterator[RecordedLine[B]]:
-        """Yield the lines in the file, for callers that need the bodies of some messages only."""
+        """Yield the lines after the header, for callers that need the bodies of some messages only."""
         self.cut_short = False
         path, number, seq = self.path, 2, 0
         with _opened(path) as file:
@@ -115,7 +115,7 @@ class TraceReader(Generic[B]):
     ) -> Iterator[Envelope[B]]:
         """Yield the envelopes in the file, then those that are appended; look every `poll_s` seconds.
 
-        At the end of the file, the iteration ends if `stop()` is true, or `over` of the last envelope.
+        At the end of the file, the iteration ends if `stop()` or `over(last envelope)` is true.
         """
         with _opened(self.path) as file:
             _next_line(self.path, 1, file)
@@ -138,7 +138,7 @@ class TraceReader(Generic[B]):
                 file.seek(start)
 
     def decoded(self, number: int, line: fmt.TraceLine) -> Envelope[B]:
-        """Return the envelope of a line; raises `TraceError` for a damaged payload or an unknown message."""
+        """Return the envelope of a line; raises `TraceError` if its body cannot be read or decoded."""
         written = bytes(line.body)
         if written.startswith(fmt.REFERENCE_START):
             written = self._payload(number, line)

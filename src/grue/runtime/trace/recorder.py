@@ -41,8 +41,8 @@ class Backlog:
     def __init__(self) -> None:
         self.calls: deque[Future[None]] = deque()
         self._thread: ThreadPoolExecutor | None = None
-        # Held while a call is queued, and while the thread is ended because none is. Otherwise `check` could
-        # end the thread after a call was queued there. The next call would run at the same time elsewhere.
+        # Held while a call is queued, and while the thread is ended because no call is left. Otherwise
+        # `check` could end the thread after a call was queued there, and the next call would run beside it.
         self._changing = threading.Lock()
 
     @property
@@ -64,7 +64,7 @@ class Backlog:
             function()
 
     def check(self) -> None:
-        """Remove finished calls. If a call has failed, raise its exception. Each exception is raised once."""
+        """Remove the finished calls. If one has failed, raise its exception, and leave those after it."""
         while True:
             try:
                 call = self.calls[0]
@@ -111,7 +111,7 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         cause: Number of the envelope that made the sender send this message; `None`: no envelope did.
         redacted: Whether a secret in the body was replaced by a placeholder.
         copied: Whether a fork repeats this message of a recorded turn. Nothing was sent or paid again.
-        is_long: Whether work on the body's JSON belongs in a thread; without observers `False`. Not traced.
+        is_long: Whether the body's JSON was encoded, and is so long that a thread should do the work on it.
         reply_to: The `ReplyChannel` for the answer to an ask (`Mailbox.ask`); never part of a trace.
     """
 
@@ -129,7 +129,8 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
     reply_to: object = None
 
 
-# Called with each envelope and its line of JSON. Both contain no secrets, and the line has no newline.
+# Called with each envelope and its line of JSON, which has no newline. In both, secrets are replaced where
+# the message's type allows a placeholder.
 Observer = Callable[[Envelope[Any], bytes], None]
 
 
@@ -189,7 +190,7 @@ class Recorder:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 
-        An empty value is ignored. Authorisation headers and bearer tokens are always replaced.
+        An empty value is ignored. Authorisation headers, API key headers and bearer tokens need no `hide`.
         """
         self._redaction.hide(name, value)
 
@@ -216,7 +217,7 @@ class Recorder:
 
         Each of these messages has a piece of a longer text in its field `text`; its other fields identify the
         longer text. If the end of a piece may be the beginning of a secret, this end is held back. It is
-        recorded with the next piece, or before the sender's next message of another type.
+        recorded with the next piece, or before the sender's next message of another type in the same turn.
         """
         self._piece = piece
 
