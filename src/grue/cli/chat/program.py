@@ -7,7 +7,7 @@ from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
 
 from grue.cli.chat import lines
-from grue.cli.chat.asking import CallsQuestion, ServerQuestion
+from grue.cli.chat.asking import Question
 from grue.cli.chat.commands import ChatCommands, UnknownCommand
 from grue.cli.chat.facts import read_chat
 from grue.cli.chat.person import LineReader, Person, Reader
@@ -138,17 +138,17 @@ class ChatProgram:
                 if self._is_final(error):
                     return
 
-    def on_event(self, event: LoopEvent | Noticed | CallsQuestion | ServerQuestion) -> None:
+    def on_event(self, event: LoopEvent | Noticed | Question) -> None:
         """Print an event of a turn; if it is a question, ask the user."""
-        match event:
-            case CallsQuestion(calls=calls):
-                event.answer([self._person.decide(call) for call in calls])
-                self._screen.begin()
-            case ServerQuestion(request=request):
-                event.answer(self._person.fill_in(request))
-                self._screen.begin()
-            case _:
-                self._screen.on_event(event)
+        if not isinstance(event, Question):
+            self._screen.on_event(event)
+            return
+        asked = event.asked
+        if isinstance(asked, tuple):
+            event.answer([self._person.decide(call) for call in asked])
+        else:
+            event.answer(self._person.fill_in(asked))
+        self._screen.begin()
 
     def status(self) -> str:
         """Return the text of the row below the prompt."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 import grue
 from grue import messages as m
 from grue.cli.chat import facts
-from grue.cli.chat.asking import Asker
+from grue.cli.chat.asking import Question
 from grue.cli.chat.screen import Noticed
 from grue.cli.play_options import ASKED, EpisodeOptions, existing, recorded_options, resumed_options
 from grue.cli.project import BUNDLED_SERVER, KnownServers, declines_mcp, known_servers, watched_server
@@ -29,13 +29,14 @@ from grue.engine.conversations.conversation import Conversation
 from grue.errors import ConversationError
 from grue.hosts.agent_loop import AgentLoop
 from grue.hosts.agent_loop.loop import RunnerOptions, configured_options
-from grue.policies import ContextPolicy, ToolPolicy, ToolRule
+from grue.policies import ApprovalQuestion, ContextPolicy, ToolPolicy, ToolRule
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.tools.lock import ToolLock
 from grue.runtime.files import os_errors_as
 from grue.runtime.safe_text import well_formed, written_out
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.offline import MODEL, offline_endpoint, reply_in_chat
+from grue.tool_sessions.server_requests import ElicitationRequest
 from grue.tool_sessions.server_specs import McpServer
 from grue.tracing.facts import ConditionChanged, EpisodeEnded, EpisodeResumed, changed_conditions
 from grue.tracing.message_words import problem_in
@@ -186,7 +187,6 @@ class Talk:
     """A conversation, as a context manager. `on_event` is called in the thread that calls `say`."""
 
     def __init__(self, options: ChatOptions, wiring: ChatWiring, on_event: Callable[[Any], object]) -> None:
-        self._asker = Asker()
         self._options = options
         self._wiring = wiring
         self._began = time.monotonic()
@@ -205,7 +205,6 @@ class Talk:
             self._recorder.add(self._note)
             self._loop = open_things.enter_context(self._open_loop(on_event))
             self.runner = self._loop.runner
-            self._asker.report = self._loop.report
             self._calls: dict[int, list[str]] = {}
             self._said: list[facts.UserSaid] = []
             self.turn = 0  # number of the last turn in the trace
@@ -313,11 +312,14 @@ class Talk:
         wiring, system = self._wiring, self._options.instructions
         runner: RunnerOptions = {
             **wiring.runner,
-            "approve": self._asker.approve,
-            "elicit": self._asker.elicit,
+            "approve": self._ask,
+            "elicit": self._ask,
             "recorder": self._recorder,
         }
         return AgentLoop(wiring.endpoint, system=system, servers=wiring.servers, on_event=on_event, **runner)
+
+    async def _ask(self, asked: tuple[ApprovalQuestion, ...] | ElicitationRequest) -> Any:
+        return await Question(asked).put(self._loop.report)
 
     def _begin(self, past: facts.ChatPast | None) -> None:
         servers = ", ".join(self._wiring.servers) or "none"

@@ -1,6 +1,5 @@
 """Questions wait in the turn's event loop, and answers come from another thread."""
 
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -8,7 +7,7 @@ import anyio.to_thread
 import pytest
 from promises import cancelled_when
 
-from grue.cli.chat.asking import Asker, CallsQuestion, Question, ServerQuestion
+from grue.cli.chat.asking import Question
 from grue.messages import ServerName
 from grue.policies import ApprovalQuestion
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
@@ -19,31 +18,25 @@ CALL = ApprovalQuestion(call_id="1", name="a.b", arguments={}, arguments_digest=
 REQUEST = ElicitationRequest("Who are you?", None, ServerName("crm"))
 
 
-def asker(report: Callable[[Question[Any]], object]) -> Asker:
-    asking = Asker()
-    asking.report = report
-    return asking
-
-
 async def test_a_question_is_answered_by_another_thread() -> None:
     async with anyio.create_task_group() as group:
 
-        def report(question: Question[Any]) -> None:
-            answer = [CALL.approve()] if isinstance(question, CallsQuestion) else {"name": "Ada"}
+        def report(question: Question) -> None:
+            answer = [CALL.approve()] if question.asked == (CALL,) else {"name": "Ada"}
             group.start_soon(anyio.to_thread.run_sync, question.answer, answer)
 
         with anyio.fail_after(60):
-            assert await asker(report).approve((CALL,)) == [CALL.approve()]
-            assert await asker(report).elicit(REQUEST) == {"name": "Ada"}
+            assert await Question((CALL,)).put(report) == [CALL.approve()]
+            assert await Question(REQUEST).put(report) == {"name": "Ada"}
 
 
 async def test_each_question_gets_its_own_answer() -> None:
     asked: list[Any] = []
     answers: dict[str, Any] = {}
-    asking = asker(asked.append)
 
     async def ask(name: str) -> None:
-        answers[name] = await asking.elicit(ElicitationRequest(name, None, ServerName("crm")))
+        question = Question(ElicitationRequest(name, None, ServerName("crm")))
+        answers[name] = await question.put(asked.append)
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
@@ -51,11 +44,11 @@ async def test_each_question_gets_its_own_answer() -> None:
             group.start_soon(ask, "second")
             await anyio.wait_all_tasks_blocked()
             for question in reversed(asked):
-                question.answer(Declined(question.request.message))
+                question.answer(Declined(question.asked.message))
     assert answers == {"first": Declined("first"), "second": Declined("second")}
 
 
 async def test_an_answer_after_the_turn_was_cancelled_is_dropped() -> None:
-    asked: list[ServerQuestion] = []
-    await cancelled_when(lambda: asked, lambda: asker(asked.append).elicit(REQUEST))
+    asked: list[Question] = []
+    await cancelled_when(lambda: asked, lambda: Question(REQUEST).put(asked.append))
     asked[0].answer({})
