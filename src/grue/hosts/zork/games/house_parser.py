@@ -6,6 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from grue.hosts.zork.games.house_world import HOUSE
+
 Words = tuple[str, ...]
 
 DIRECTIONS: Final[dict[str, str]] = {
@@ -17,48 +19,8 @@ DIRECTION_NAMES: Final = {
     "n": "north", "s": "south", "e": "east", "w": "west", "u": "up", "d": "down", "in": "in", "out": "out",
 }  # fmt: skip
 
-# For each verb, the phrases that mean it. If a command begins with several phrases, the longest counts.
-_VERB_PHRASES: Final[dict[str, str]] = {
-    "go": "go|walk|run|head|step|move to",
-    "look": "l|look|look around|look round",
-    "examine": "x|examine|look at|look through|look in|look inside|look under|look "
-    "behind|inspect|search|check|describe|study|watch|peer through|peer at|gaze through|count",
-    "read": "read",
-    "take": "take|get|grab|pick up|pick|carry|collect|remove|fetch|hold|acquire",
-    "drop": "drop|put down|discard|leave|throw|throw away|release",
-    "put": "put|place|insert|hide|store",
-    "open": "open|lift|raise|open up",
-    "close": "close|shut",
-    "unlock": "unlock",
-    "lock": "lock",
-    "light": "light|turn on|switch on|ignite|kindle|activate",
-    "douse": "douse|turn off|switch off|extinguish|put out|blow out|snuff",
-    "give": "give|offer|hand|show|present",
-    "feed": "feed",
-    "talk": "talk to|talk with|talk|speak to|speak "
-    "with|speak|ask|tell|greet|say|shout|call|hello|hi|wake|wake up|rouse",
-    "wind": "wind|wind up|play|crank",
-    "dial": "dial",
-    "turn": "turn|set|rotate|spin|twist|switch",
-    "enter": "enter|go into|go through|get in|get into|climb into|climb down|jump into|jump in",
-    "climb": "climb|climb up|scale",
-    "touch": "touch|feel|pet|stroke|pat|rub|push|pull|move|press|shake|tickle|kiss|hug|cuddle",
-    "attack": "attack|kill|hit|fight|kick|punch|break|smash|cut|stab|burn",
-    "eat": "eat|drink|taste|swallow|bite|lick",
-    "listen": "listen|listen to|hear",
-    "smell": "smell|sniff",
-    "wait": "z|wait|rest|sleep|sit|stand|lie|pray|think",
-    "jump": "jump|hop|dance|leap",
-    "knock": "knock|knock on|knock at|ring",
-    "sing": "sing|hum|whistle",
-    "use": "use|try|apply",
-    "inventory": "i|inv|inventory|carrying",
-    "score": "score|points",
-    "help": "help|hint|hints|info|about|instructions|commands",
-    "again": "g|again|repeat",
-}
 VERBS: Final[dict[Words, str]] = {
-    tuple(phrase.split()): verb for verb, phrases in _VERB_PHRASES.items() for phrase in phrases.split("|")
+    tuple(phrase.split()): verb for verb, phrases in HOUSE.verbs.items() for phrase in phrases.split("|")
 }
 _LONGEST: Final = max(map(len, VERBS))
 _PREPOSITIONS: Final = frozenset({
@@ -80,7 +42,7 @@ _FIGURES: Final = {
 
 
 class Phrase(Struct, frozen=True, kw_only=True):
-    """A parsed command. `verb` is a key of `_VERB_PHRASES` or "", and `said` the player's words for it."""
+    """A parsed command. `verb` is a key of `HOUSE.verbs` or "", and `said` the player's words for it."""
 
     verb: str
     said: str = ""

@@ -60,6 +60,7 @@ class House(Struct, frozen=True, forbid_unknown_fields=True):
     cats: tuple[str, ...]
     snores: tuple[str, ...]
     awards: dict[str, int]
+    verbs: dict[str, str]
     births: dict[str, str]
     meddling: dict[str, str]
     hazards: dict[str, str]
