@@ -4,6 +4,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from types import ModuleType
 from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
 
@@ -115,32 +116,13 @@ CHAT = Dialect(
     broken_off=chat_error,
 )
 
-RESPONSES = Dialect(
-    name="responses",
-    path="/responses",
-    to_chat=responses_dialect.to_chat,
-    from_chat=responses_dialect.from_chat,
-    error=responses_dialect.error,
-    refusals=responses_dialect.refusals,
-    owed=responses_dialect.owed,
-    events=responses_dialect.events,
-    broken_off=responses_dialect.broken_off,
-)
 
-MESSAGES = Dialect(
-    name="messages",
-    path="/messages",
-    to_chat=messages_dialect.to_chat,
-    from_chat=messages_dialect.from_chat,
-    error=messages_dialect.error,
-    refusals=messages_dialect.refusals,
-    owed=messages_dialect.owed,
-    events=messages_dialect.events,
-    broken_off=messages_dialect.broken_off,
-    admission=messages_dialect.admission,
-)
+def _functions_of(module: ModuleType) -> dict[str, Any]:
+    return {name: each for name, each in vars(module).items() if name in Dialect.__struct_fields__}
 
 
+RESPONSES = Dialect(name="responses", path="/responses", **_functions_of(responses_dialect))
+MESSAGES = Dialect(name="messages", path="/messages", **_functions_of(messages_dialect))
 _ALL = (CHAT, RESPONSES, MESSAGES)
 
 
