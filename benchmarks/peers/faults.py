@@ -278,9 +278,9 @@ This page compares what grue and other frameworks do when something goes wrong i
 server process, calls one tool, and gets the model's answer. In each row another thing goes wrong. Each cell
 shows one turn in a new process, the host: how the turn ended (for an error, its class), how many seconds it
 took, and how many processes were `left` three seconds after the host had ended. `no end` means that the turn
-was still running {DEADLINE_S:g} s after its server had read the first message; then the host was killed three
-seconds later. If no server reads a message, a turn may take up to a minute. For Ctrl-C the seconds are those
-from the signal to the end of the host.
+was still running {DEADLINE_S:g} s after its server had read the first message. Three seconds later the
+host was killed. If no server reads a message, a turn may take up to a minute. For Ctrl-C the seconds are
+those from the signal to the end of the host.
 
 {text}
 

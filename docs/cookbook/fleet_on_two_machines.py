@@ -1,8 +1,9 @@
-"""A fleet plays its cases on the machines of a Ray cluster. All of them have to see the fleet's folder.
+"""A fleet plays its cases on the machines of a Ray cluster.
 
-Start Ray on both machines (`ray start --head`, and `ray start --address HEAD:6379`), and set the
-environment variable RAY to the head's address. Without RAY the fleet runs on this machine only. If the
-program was stopped, start it again: finished cases are not played again.
+Both machines have to see the fleet's folder, and reach the model at LLM_URL. Start Ray on both (`ray start
+--head`, and `ray start --address HEAD:6379`), and set the environment variable RAY to the head's address.
+Without RAY the fleet runs on this machine only. If the program was stopped, start it again: finished cases
+are not played again.
 """
 
 import os
