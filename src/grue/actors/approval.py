@@ -1,4 +1,4 @@
-"""The approval actor asks a person about tool calls, so that the agent can notice its deadline meanwhile."""
+"""The approval actor asks about tool calls. Meanwhile the agent can notice its deadline."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias

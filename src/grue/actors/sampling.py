@@ -1,7 +1,7 @@
 """MCP sampling: answers the requests of servers for a completion of the host's model.
 
-Each request has a conversation and an LLM actor of its own, so a slow completion delays neither the turn nor
-other servers. The requests of one server are answered one at a time.
+Each request has a conversation and an LLM actor of its own, so a slow completion blocks neither the agent nor
+the requests of other servers. The requests of one server are answered one at a time.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ class Supervisor:
 
     Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an exception. A
     `TraceError`, or an exception such as `KeyboardInterrupt`, is raised as it is. An error of grue's own code
-    in the block comes before an actor's.
+    in the block, unless it is `MailboxClosed`, comes before an actor's.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:

@@ -87,7 +87,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
 
 
 def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Return the next line with any newline; `OSError` if it is over `max_bytes`, which is at least 1 MiB."""
+    """Return the next line, with its newline if it has one; `OSError` over `max_bytes` (at least 1 MiB)."""
     text = file.readline(_USUAL_LINE)
     if len(text) < _USUAL_LINE or text.endswith(b"\n"):
         return text
@@ -209,7 +209,10 @@ class LineFile:
         return os.fstat(self._fd).st_size
 
     def lock(self) -> bool:
-        """Lock the file until it is closed; `False`: another process or `LineFile` has locked it."""
+        """Lock the file until it is closed; `False`: another process or `LineFile` has locked it.
+
+        On a file system without locks, return `True`.
+        """
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -56,7 +56,7 @@ _OMITTED = object()  # stands for an argument that a call has left out, if pydan
 
 
 class Parameters:
-    """The parameters of one function: each must have a name, and a type whose values JSON can express."""
+    """The parameters of one function: each must be usable by name, and JSON must express its type, if any."""
 
     def __init__(self, tool: str, function: Callable[..., Any], descriptions: Mapping[str, str]) -> None:
         self.context: str | None = None  # name of the parameter for the `ToolContext`
@@ -537,8 +537,8 @@ class FunctionTools(HostTools):
 
     Args:
         functions: Functions by tool name; or a list of functions, each with the name that `@tool` gives it,
-            or else its own. Each parameter must be usable as a keyword argument and be annotated with a type
-            that msgspec or pydantic supports. The model reads the `description` of `@tool`, or by default the
+            or else its own. Each parameter must be usable as a keyword argument; if it has a type, msgspec or
+            pydantic must support that. The model reads the `description` of `@tool`, or by default the
             docstring up to its first section; of a function without `@tool`, only the first paragraph.
         catch_all: Called with the bare name and the arguments of a tool that is not listed; `None`: such a
             call is refused. The model can know of such tools only from the host's instructions.

@@ -372,7 +372,7 @@ class LeasedConnection(_SessionUser):
         return owned.listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Wait until the pool has closed the connections that it has left, then call the tool."""
+        """Wait until the connections that are being closed are gone, then call the tool."""
         await self._pool.wait_closed()
         return await self._answer(self._open.connection.call(tool, arguments, self._within(timeout_s)))
 

@@ -315,7 +315,7 @@ def raise_deferred() -> None:
 
 
 def _give_back() -> None:
-    """In a forked child, let signal handlers raise again: no code there handles what they raised."""
+    """In a forked child, let signal handlers raise again: the blocks that replaced them are the parent's."""
     global _deferral
     _deferral = None
     for handler in map(getsignal, _SIGNALS):

@@ -263,8 +263,8 @@ class EpisodeLoop:
     def close(self) -> None:
         """Cancel all calls, wait for their clean-up, and end the loop. A second call does nothing.
 
-        After a Ctrl-C, or `CLOSE_GRACE_S`, the server processes are killed. In the loop's own thread, and in
-        a forked child, this method does not wait.
+        After a Ctrl-C, or `CLOSE_GRACE_S`, it kills the server processes (`force_kill`) and waits for at most
+        `CLOSE_WITHIN_S` more. In the loop's own thread, and in a forked child, it does not wait.
         """
         if self.loop_thread.is_forked or self.loop_thread.is_here:
             self.end()

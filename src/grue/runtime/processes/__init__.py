@@ -1,1 +1,1 @@
-"""Child processes: start one in its own group, exchange bytes with it, end it and all that it started."""
+"""Child processes: start one in its own group, exchange bytes with it, end it and what it has started."""

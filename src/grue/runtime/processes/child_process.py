@@ -150,7 +150,10 @@ class ChildProcess:
         return self._group.exit or ServerExit()
 
     def send(self, data: bytes) -> None:
-        """Write to standard input, or queue what it does not take; raises `anyio.BrokenResourceError`."""
+        """Write to standard input, or queue what it does not take.
+
+        Raises `anyio.BrokenResourceError` if it is closed or broken.
+        """
         if self._group.exit is not None or self._group.stdin < 0:
             raise anyio.BrokenResourceError
         self._unsent += data

@@ -197,7 +197,7 @@ class ProcessGroup:
                 os.killpg(self.pid, number)
 
     def end(self) -> ServerExit | None:
-        """Kill the group and the processes that left it, reap the leader, and wait until all are gone.
+        """Kill the group and what `Descendants` finds, reap the leader, and wait until the group is empty.
 
         Blocks for a limited time. Safe to repeat, in any thread. `None`: the leader did not end in that time.
 

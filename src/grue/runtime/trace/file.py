@@ -1,9 +1,9 @@
-"""Write a trace file, new or continued. A file belongs to one episode and one process.
+"""Write a trace file, new or continued. A file belongs to one episode; one process at a time writes it.
 
-A background thread writes the lines, so that a slow disk does not delay a turn. `Recorder.record` waits for
-the disk only if the host sends or receives the envelope: the process could be killed after the host has acted
-on a turn's answer, but before the answer is written, and the resumed episode would repeat the turn. After
-`flush_within_s` the turn goes on: an incomplete trace is better than a program that hangs.
+A background thread writes the lines, so that a slow disk does not delay a turn. `TraceWriter` waits for the
+disk only if the host sends or receives the envelope: otherwise the process could be killed after the host has
+acted on a turn's answer, but before the answer is written, and the resumed episode would repeat the turn.
+After `flush_within_s` the turn goes on: an incomplete trace is better than a program that hangs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The recorder of the trace: numbers all envelopes, removes secrets, and passes them to the observers.
+"""The recorder of the trace: numbers envelopes, replaces secrets in them, and passes them to observers.
 
 If a message is long, a thread searches it for secrets, so that the event loop is not blocked. Until the
-thread is done, it also passes on all later messages. Call `shown` before a result is given to the host.
+thread is done, it also passes on all later messages. Await `shown` before a result is given to the host.
 """
 
 from __future__ import annotations
@@ -277,7 +277,10 @@ class Recorder:
             )
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Call these functions, not earlier ones, with each further message of their type, unredacted."""
+        """Call these functions with each further message of their type, unredacted.
+
+        They replace the functions of an earlier call.
+        """
         self._watched = watched
 
     def record(
