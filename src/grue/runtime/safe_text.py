@@ -100,9 +100,9 @@ _BLANK = re.compile(
 def shown_whole(value: object) -> list[str] | None:
     r"""Return a JSON value in rows that show all of it, for a person who has to approve it.
 
-    What cannot be seen is escaped. A character that is repeated often is shown once, with its count: `\(3000
-    spaces)`. A row that goes on in the next row ends in a backslash. JSON has neither of these forms, so they
-    cannot be taken for a part of the value. `None`: it is not JSON, or too long to read.
+    What cannot be seen is escaped. A character that is repeated often is written with its count, such as
+    `\(3000 spaces)`. A row that goes on in the next row ends in a backslash. JSON has neither of these forms,
+    so they cannot be taken for a part of the value. `None`: it is not JSON, or too long to read.
     """
     try:
         text = json.dumps(value, ensure_ascii=False)

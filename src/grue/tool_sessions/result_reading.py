@@ -214,7 +214,7 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str | None]]:
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
     """Return a test for a piece of a line, and a quick test for a block of lines.
 
-    If the quick test fails, the other test would fail for every piece in the block.
+    If the quick test fails, no line of the block matches the pattern.
     """
     if len(pattern) > _LONGEST_PATTERN:
         raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")

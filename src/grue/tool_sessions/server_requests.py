@@ -29,7 +29,7 @@ class Sampled(Struct, frozen=True):
 
 
 class Declined(Struct, frozen=True):
-    """The host declines a request. The reason is sent to the server."""
+    """The host declines a request. For a sampling request, the reason is sent to the server."""
 
     reason: str
 

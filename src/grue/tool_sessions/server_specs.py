@@ -100,8 +100,8 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
     Attributes:
         call_timeout_s: Time limit of one tool call, unless the turn's is smaller; `None`: the turn's limit.
-        startup_timeout_s: Time limit from spawning to the listing; `None`: the turn's limit. A limit here
-            replaces the turn's, also if it is longer.
+        startup_timeout_s: Time limit from the start of the connection to the listing; `None`: the turn's
+            limit. A limit here replaces the turn's, also if it is longer.
         startup_timeout_place: Where the user can set `startup_timeout_s`, in words, for the advice in the
             error after a slow start.
         exit_grace_s: How long a server process may take to exit after its input was closed, before it gets

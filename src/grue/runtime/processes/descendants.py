@@ -113,7 +113,7 @@ class Descendants:
 def unmark(pid: int) -> None:
     """Remove the mark that the child `pid` has from this process, if this process runs in a marked server."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
-        # A limit below `_BASE` does not mark a server. "Unlimited" is not possible, because the kernel lets
+        # A limit below `_BASE` does not mark a server. "Unlimited" may be impossible, because the kernel lets
         # only root raise a hard limit.
         _set_mark(pid, _BASE - 1)
 
@@ -167,7 +167,10 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
-    """Return ids, with those of all processes younger than `first`, which is `age_s` seconds old."""
+    """Return ids that include those of all processes younger than `first`.
+
+    `age_s`: the age of `first` in seconds.
+    """
     # The kernel assigns ascending ids, and then starts again with low ids: if the process is so old that the
     # highest id may have been reached since, any id may be newer.
     highest, newest = _highest_id(), _newest_id()

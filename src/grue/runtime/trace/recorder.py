@@ -105,10 +105,10 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         t: Seconds since the recorder was made, monotonic; a resumed trace goes on from the file's last time.
         at: Seconds since the epoch, wall clock.
         turn: One-based number of the turn; 0 outside turns.
-        sender: Name of the actor that sent the message, or `host`.
+        sender: Name of the actor that sent the message, or of another part, such as `host` or `clock`.
         receiver: Name of the mailbox that the message was put into, or of the sender of the ask that the
             message answers; `trace` for a note.
-        cause: Number of the envelope that made the sender send this message; `None`: no envelope did.
+        cause: Number of the envelope that made the sender send this message; `None`: none is known.
         redacted: Whether a secret in the body was replaced by a placeholder.
         copied: Whether a fork repeats this message of a recorded turn. Nothing was sent or paid again.
         is_long: Whether the body's JSON was encoded, and is so long that a thread should do the work on it.
