@@ -14,10 +14,19 @@ import pytest
 from made_fleets import add_episode, ended
 from typer.testing import CliRunner
 
-from grue import FunctionTools, LlmSettings, Runner, ToolPolicy, ToolRule, TurnRequest, parked_turns
+from grue import (
+    ContextPolicy,
+    FunctionTools,
+    LlmSettings,
+    Runner,
+    ToolPolicy,
+    ToolRule,
+    TurnRequest,
+    parked_turns,
+)
 from grue.cli.app import app
 from grue.errors import ApprovalPending
-from grue.fleet.export import EpisodeRow, trajectory
+from grue.fleet.export import EpisodeRow, Samples, trajectory
 from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder, Manifest
 from grue.messages import (
     CallId,
@@ -30,7 +39,14 @@ from grue.messages import (
 )
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
-from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.llm_server import (
+    ContextWindow,
+    LlmReply,
+    LlmRequest,
+    ScriptedLlmServer,
+    text_reply,
+    tool_calls_reply,
+)
 
 pytestmark = pytest.mark.made_up_trace  # one of them is damaged
 
@@ -231,6 +247,19 @@ def test_a_reply_that_was_cut_gives_a_sample(tmp_path: Path) -> None:
     assert "1 sample." in run("fleet", "export", fleet.path, "--as", "samples")
     (sample,) = map(json.loads, (fleet.path / "export" / "samples.jsonl").read_text().splitlines())
     assert (sample["reply"]["content"], sample["token_ids"]) == ("Hello, I", [7])
+
+
+def test_the_stub_of_a_hosts_text_is_the_hosts_in_a_sample(tmp_path: Path) -> None:
+    trace = tmp_path / "s.jsonl"
+    with ScriptedLlmServer(lambda _: text_reply("seen"), window=ContextWindow(2000)) as server:
+        llm = LlmSettings(base_url=server.base_url, model="m", api_key="", max_tokens=100)
+        with Runner(llm=llm, trace=trace, context=ContextPolicy(window_tokens=2000)) as runner:
+            talk = runner.conversation("Look.")
+            for number in range(4):
+                talk.ask(f"{number} " + "word " * 500, user_stub="[an earlier question]")
+    row = EpisodeRow(episode="e", trace=str(trace))
+    said = [message for sample in Samples(trace, row) for message in sample.messages]
+    assert {each["by"] for each in said if each["content"] == "[an earlier question]"} == {"host"}
 
 
 def test_what_a_secret_was_replaced_in_gives_no_sample(tmp_path: Path, endpoint: str) -> None:

@@ -98,8 +98,8 @@ class Samples:
         request = self._asked.pop(envelope.cause or 0, None) if replied else None
         talks.see(envelope)
         match body:
-            case m.RunTurn(user=user):
-                self._users.add(user)
+            case m.RunTurn(user=user, user_stub=stub):
+                self._users |= {user, stub}
             case m.ToolReturned(call_id=call_id):
                 self._returned.add(call_id)
             case m.RequestCompletion():
