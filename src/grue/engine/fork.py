@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from grue import errors
 from grue import messages as m
+from grue.actors.llm import EndpointActors
 from grue.engine.answers import AnswerSpec, as_json, recorded_spec, spec_of
 from grue.engine.conversations import recorded_conversation as recorded
 from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
@@ -291,7 +292,8 @@ class ForkedRun(HostTurn[T]):
         if endpoint is not None and place.events:
             # A turn stays with the model that has answered, so its fork begins with that model.
             endpoint = endpoint.of_chain(asks)
-            wiring = wiring.beginning_with(endpoint)
+            if endpoint is not wiring.endpoint and isinstance(wiring.llm, EndpointActors):
+                wiring = replace(wiring, llm=replace(wiring.llm, begins=endpoint))
         memory = EpisodeMemory()
         memory.learn(record.connections(run.begun.policy))
         self.earlier = talk.results(run.path)

@@ -116,12 +116,6 @@ class Wiring(Struct, frozen=True, kw_only=True):
             llm = replace(llm, first=first)
         return replace(self, llm=llm)
 
-    def beginning_with(self, endpoint: LlmEndpoint) -> Wiring:
-        """Return a wiring whose LLM actors first ask `endpoint`; a factory of the host's is left as it is."""
-        if endpoint is self.endpoint or not isinstance(self.llm, EndpointActors):
-            return self
-        return replace(self, llm=replace(self.llm, begins=endpoint))
-
     @property
     def lender(self) -> LendingFactory:
         """The factory `llm`; raises `ConversationError` if its actors cannot continue a conversation."""

@@ -35,15 +35,9 @@ from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.runtime.files import LineFile, read_regular
 from grue.runtime.loops.sync_edge import loop_is_running
+from grue.transports.llm import endpoint as llm
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
 from grue.transports.llm.batch_folder import BatchFolder, BatchManifest
-from grue.transports.llm.endpoint import (
-    LlmEndpoint,
-    LlmSettings,
-    RequestPostponed,
-    limit_in,
-    set_process_room,
-)
 from grue.transports.llm.exchange import Answered, RequestOutcome, WantedRequest, not_sent
 
 BATCHES = "batches"
@@ -97,7 +91,7 @@ class EpisodeRoom:
         """Whether the last stored reply answers a request that this attempt has not made."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
-    async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
+    async def reply_to(self, endpoint: llm.LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
         """Return a stored reply or a refusal; or else store the request and raise `RequestPostponed`."""
         del request
         digest = hashlib.sha256(body).hexdigest()[:16]
@@ -111,7 +105,7 @@ class EpisodeRoom:
         tries = self._again[key] + 1
         if (key, tries) not in self._asked:
             wanted = WantedRequest(
-                model=endpoint.settings.model, prompt_bytes=len(body), max_tokens=limit_in(body)
+                model=endpoint.settings.model, prompt_bytes=len(body), max_tokens=llm.limit_in(body)
             )
             permit = await self._count.admit_only(wanted)
             if isinstance(permit, str):
@@ -133,7 +127,7 @@ class EpisodeRoom:
                 # can cost.
                 permit.settle(RequestOutcome())
         self.waits = True
-        raise RequestPostponed(key)
+        raise llm.RequestPostponed(key)
 
     def read(self, model: str, outcome: RequestOutcome) -> None:
         """Count the cost of a reply that the attempt has read."""
@@ -144,11 +138,11 @@ class EpisodeRoom:
 def waiting_in(folder: Path, count: RequestCount) -> Iterator[EpisodeRoom]:
     """Within the block, let an `EpisodeRoom` answer or store this process's requests, and send no request."""
     room = EpisodeRoom(folder, count)
-    set_process_room(room)
+    llm.set_process_room(room)
     try:
         yield room
     finally:
-        set_process_room(None)
+        llm.set_process_room(None)
 
 
 def ask_failed_again(episode: Path) -> None:
@@ -267,7 +261,7 @@ class FleetBatches:
     def _of(self, asked: _AskedOnFile) -> "_Model":
         name = hashlib.sha256(f"{asked.base_url}\n{asked.model}\n{asked.wire}".encode()).hexdigest()[:12]
         if name not in self._models:
-            settings = LlmSettings(base_url=asked.base_url, model=asked.model, wire=asked.wire)
+            settings = llm.LlmSettings(base_url=asked.base_url, model=asked.model, wire=asked.wire)
             manifest = BatchManifest(
                 address=shown_endpoint(asked.base_url), model=asked.model, wire=asked.wire
             )
@@ -276,14 +270,14 @@ class FleetBatches:
             # What an earlier run has not sent may be of another sweep. `add` stores again what is wanted now.
             most = self._batching.most_items
             files = BatchFolder(place, manifest, form, most_items=most, keep_unsent=False)
-            self._models[name] = _Model(files, LlmEndpoint(settings), self._batching)
+            self._models[name] = _Model(files, llm.LlmEndpoint(settings), self._batching)
         return self._models[name]
 
 
 class _Model:
     """One model's waiting requests and its poll, apart from other models: their provider may be down."""
 
-    def __init__(self, files: BatchFolder, endpoint: LlmEndpoint, batching: Batching) -> None:
+    def __init__(self, files: BatchFolder, endpoint: llm.LlmEndpoint, batching: Batching) -> None:
         self.files = files
         self.poll: asyncio.Task[list[str]] | None = None
         self._endpoint = endpoint

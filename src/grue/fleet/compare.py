@@ -30,18 +30,10 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.errors import FleetError, MissingDependencyError
 from grue.field_checks import check_settings
+from grue.fleet import results
 from grue.fleet import statistics as stats
 from grue.fleet.folder import require_fleet
-from grue.fleet.results import (
-    Passing,
-    Result,
-    failed_score,
-    of_latest_sweep,
-    require_score,
-    require_settings,
-    results,
-    score_of,
-)
+from grue.fleet.results import Passing, Result
 from grue.fleet.statistics import LEAST_CASES, Interval, difference_of, mean_of, sign_test
 from grue.runtime.safe_text import shortened, written_out
 from grue.runtime.secrets.redaction import Redaction
@@ -99,7 +91,7 @@ class Cell(Struct, frozen=True):
 
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
         """Return the results that have this cell's settings; raises `FleetError` if there are none."""
-        require_settings(everything, self.wanted, f"{self.label}: the episodes")
+        results.require_settings(everything, self.wanted, f"{self.label}: the episodes")
         there = {
             name: list(dict.fromkeys(setting_word(_setting(each, name)) for each in everything))
             for name in self.wanted
@@ -354,10 +346,10 @@ def short_words(value: object) -> str:
 
 def compare(a: Cell, b: Cell, options: Options) -> Comparison:
     """Compare two cells; raises `FleetError` if they cannot be compared with these options."""
-    everything = list(results(a.fleet))
-    others = everything if b.fleet == a.fleet else list(results(b.fleet))
-    first, before = of_latest_sweep(a.fleet, a.of_these(everything))
-    second, before_too = of_latest_sweep(b.fleet, b.of_these(others))
+    everything = list(results.results(a.fleet))
+    others = everything if b.fleet == a.fleet else list(results.results(b.fleet))
+    first, before = results.of_latest_sweep(a.fleet, a.of_these(everything))
+    second, before_too = results.of_latest_sweep(b.fleet, b.of_these(others))
     found = compare_results(first, second, options, labels=(a.label, b.label), left_out=(before, before_too))
     return replace(found, a=replace(found.a, fleet=str(a.fleet)), b=replace(found.b, fleet=str(b.fleet)))
 
@@ -371,14 +363,17 @@ def compare_results(
     left_out: tuple[int, int] = (0, 0),
 ) -> Comparison:
     """Compare two sets of episodes. `left_out`: how many earlier episodes A and B leave out, to report it."""
-    score = options.score or _only_score((*first, *second))
-    require_score((*first, *second), score)
-    failed_as = failed_score((*first, *second), options.failed_as, lower_is_better=options.lower_is_better)
+    both = (*first, *second)
+    score = options.score or _only_score(both)
+    results.require_score(both, score)
+    failed_as = results.failed_score(both, options.failed_as, lower_is_better=options.lower_is_better)
     compared = _compared(first, second)
     no_case = compared.keys() | NO_CASE
-    one, other = sides = tuple(
-        _Cases(each, lambda result: score_of(result, score, failed_as), no_case) for each in (first, second)
-    )
+
+    def score_of(result: Result) -> float | None:
+        return results.score_of(result, score, failed_as)
+
+    one, other = sides = tuple(_Cases(each, score_of, no_case) for each in (first, second))
     keys = [key for key in one.by_case if key in other.by_case]
     _require_cases(keys, sides, compared, score)
     for side in sides:
