@@ -249,17 +249,30 @@ def test_a_reply_that_was_cut_gives_a_sample(tmp_path: Path) -> None:
     assert (sample["reply"]["content"], sample["token_ids"]) == ("Hello, I", [7])
 
 
-def test_the_stub_of_a_hosts_text_is_the_hosts_in_a_sample(tmp_path: Path) -> None:
-    trace = tmp_path / "s.jsonl"
+def play_until_cleared(trace: Path) -> EpisodeRow:
+    """Play a conversation whose first texts are replaced by stubs."""
     with ScriptedLlmServer(lambda _: text_reply("seen"), window=ContextWindow(2000)) as server:
         llm = LlmSettings(base_url=server.base_url, model="m", api_key="", max_tokens=100)
         with Runner(llm=llm, trace=trace, context=ContextPolicy(window_tokens=2000)) as runner:
             talk = runner.conversation("Look.")
             for number in range(4):
                 talk.ask(f"{number} " + "word " * 500, user_stub="[an earlier question]")
-    row = EpisodeRow(episode="e", trace=str(trace))
-    said = [message for sample in Samples(trace, row) for message in sample.messages]
+    return EpisodeRow(episode="e", trace=str(trace))
+
+
+def test_the_stub_of_a_hosts_text_is_the_hosts_in_a_sample(tmp_path: Path) -> None:
+    row = play_until_cleared(tmp_path / "s.jsonl")
+    said = [message for sample in Samples(tmp_path / "s.jsonl", row) for message in sample.messages]
     assert {each["by"] for each in said if each["content"] == "[an earlier question]"} == {"host"}
+
+
+def test_a_trajectory_says_where_the_history_was_shortened(tmp_path: Path) -> None:
+    row = play_until_cleared(tmp_path / "s.jsonl")
+    steps = trajectory(tmp_path / "s.jsonl", row)["steps"]
+    told = [each["message"] for each in steps if each["source"] == "system"][1:]
+    assert told, "the first one is the system text"
+    assert all(each.startswith("The history was rewritten: ") for each in told)
+    assert any("text" in each for each in told), told
 
 
 def test_what_a_secret_was_replaced_in_gives_no_sample(tmp_path: Path, endpoint: str) -> None:

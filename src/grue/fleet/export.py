@@ -36,6 +36,7 @@ from grue.runtime.files import os_errors_as, replacing, write_whole
 from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.version import __version__
 from grue.tracing.marks import place_of_marks, read_marks
+from grue.tracing.message_words import summarize
 from grue.tracing.reading import EpisodeEnvelope, open_episode
 from grue.tracing.tables import CallRow, RequestRow, Row, TurnRow, trace_rows
 
@@ -218,8 +219,10 @@ class _Trajectory(Struct):
                 for item in new:
                     if isinstance(item, m.UserText):
                         self.add(envelope, "user", item.text)
-            case m.HistoryRewritten(reason=reason):
-                self.add(envelope, "system", f"The history was rewritten: {reason}")
+            case m.HistoryRewritten(reason=said):
+                self.add(envelope, "system", f"The history was rewritten: {said}")
+            case m.RewriteHistory():
+                self.add(envelope, "system", f"The history was rewritten: {summarize(envelope.body)}")
             case m.CompletionReceived() as reply:
                 self.reply(envelope, reply)
             case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() as end:
