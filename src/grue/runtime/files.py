@@ -22,7 +22,7 @@ _CHUNK = 2**20
 
 @contextmanager
 def os_errors_as(kind: Callable[..., MCPError], doing: str, **about: str) -> Iterator[None]:
-    """Raise an `OSError` of the block as `kind("Cannot DOING: CAUSE.", **about)`."""
+    """Raise a system's `OSError` in the block as `kind("Cannot DOING: CAUSE.", **about)`."""
     try:
         yield
     except OSError as error:

@@ -279,10 +279,10 @@ class ToolContext:
             raise ToolCancelled(f"The call of {self.server}.{self.tool} was cancelled.")
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep, but wake up at once if the call is cancelled. For plain functions; it blocks the thread.
+        """Sleep, but wake up at once if `cancelled` becomes true. For plain functions; it blocks the thread.
 
         Returns:
-            Whether the call was cancelled.
+            The value of `cancelled`.
         """
         return self._cancelled.wait(timeout_s)
 
@@ -486,7 +486,7 @@ def tool(
     ```
 
     Args:
-        function: A plain function, a coroutine function, or a method.
+        function: A plain function, a coroutine function, or a method in its class.
         name: The tool's bare name; `None`: the function's name.
         description: What the model reads; `None`: the docstring up to its first section.
         timeout_s: Time limit of a call in seconds; `None`: the turn's limit for calls. The smaller one wins.

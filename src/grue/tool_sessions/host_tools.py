@@ -55,7 +55,7 @@ class InvalidArgumentsError(Exception):
 
 
 def is_mutable(default: object) -> bool:
-    """Return whether each call needs its own copy of a default. A sentinel must not be copied."""
+    """Return whether each call needs its own copy of a default, because it is unhashable, as a list is."""
     try:
         hash(default)
     except TypeError:

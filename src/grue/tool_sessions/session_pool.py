@@ -215,7 +215,7 @@ class SessionPool:
             self.leave(owned)
 
     async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
-        """Return a server's kept session, open, for a call outside turns; raises why it did not open."""
+        """Return a server's kept session, open, for a call outside turns; raises an error of its opening."""
         # A turn may use the session too, so hold its lock `alone` while you use it.
         while True:
             owned = self._current(server)

@@ -78,7 +78,7 @@ def start_in_daemon_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def context_of(library: str | None) -> Context:
-    """Return a copy of the caller's context in which sniffio takes `library` for the async library."""
+    """Return a copy of the caller's context, in which sniffio reports `library` (`None`: none) as running."""
     context = copy_context()
     # With the library of the caller's thread, `anyio.run` would refuse to start in a new thread.
     if _library is not None:

@@ -114,7 +114,7 @@ _CALLED_BY_GRUE = {
 
 
 class _Taken:
-    """Calls the program's signal handler. Unless that may raise here, `takes[0]` gets what it raises."""
+    """Calls the program's signal handler, and passes what that raises to `takes[0]`, or lets it through."""
 
     def __init__(self, handler: Callable[..., object], takes: list[Callable[[BaseException], None]]) -> None:
         self.handler = handler
