@@ -41,7 +41,7 @@ _TO_READ_S = 0.5
 that is a tenth of the call's time, or `term_grace_s` + 0.5 s, whichever is shorter."""
 
 _CUT_END = re.compile(rb"(?:[\xc2-\xdf]|[\xe0-\xef][\x80-\xbf]?|[\xf0-\xf4][\x80-\xbf]{0,2})\Z")
-_CUT_BEGINNING = re.compile(rb"\A[\x80-\xbf]{1,3}")  # match the part of a UTF-8 character that a cut has left
+_CUT_BEGINNING = re.compile(rb"\A[\x80-\xbf]{1,3}")  # both match what a cut has left of a character
 AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
 """The programs that may be run, each alone or with its first arguments; or `any`."""
 

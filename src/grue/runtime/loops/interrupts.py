@@ -153,7 +153,7 @@ class _Taking:
             for number in _SIGNALS if in_main_thread() else ():
                 handler = getsignal(number)
                 while isinstance(handler, _Taken) and not handler.takes:
-                    handler = handler.handler  # of a block at whose end another handler has raised
+                    handler = handler.handler  # left over from a block whose end a handler has interrupted
                 if callable(handler) and not isinstance(handler, _Taken):
                     self._taken[number] = _Taken(handler, self._takes)
                     signal.signal(number, self._taken[number])

@@ -28,7 +28,7 @@ from grue.runtime.safe_text import plain_text
 from grue.sandbox.box import Sandbox
 
 CHUNK_BYTES = 65_536  # how much is read from a pipe at once
-_GRACE_AT_LEAST_S = 0.05  # a deadline shortens the graces before SIGTERM and SIGKILL to no less
+_GRACE_AT_LEAST_S = 0.05  # the least that a deadline leaves of the graces before SIGTERM and SIGKILL
 _KILL_GRACE_S = 5.0
 
 

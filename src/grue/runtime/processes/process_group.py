@@ -437,7 +437,7 @@ def _in_box(
     scratch = ""
     try:
         scratch = scratch_path()
-        guard.watch(scratch)  # before the folder exists, so that a host that is killed never leaves it behind
+        guard.watch(scratch)  # before the folder exists, or a host that is killed in between would leave it
         return boxed(sandbox, program=program, args=args, env=env, cwd=cwd, scratch=scratch)
     except SandboxError as error:
         guard.release(scratch)

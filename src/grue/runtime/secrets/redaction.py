@@ -140,14 +140,14 @@ def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 _PIECE = 2**16  # bytes that are searched at a time
-_MOST_SPANS = 128  # replaced before other threads can run, which takes about a millisecond
+_MOST_SPANS = 128  # spans to replace before other threads can run; this takes about a millisecond
 _START = attrgetter("start")
 
 _CUT = "\N{HORIZONTAL ELLIPSIS}".encode()  # marks a place where a text, and perhaps a secret, was cut
-MIN_BEGINNING_BYTES = 6  # of a secret's beginning that is replaced
+MIN_BEGINNING_BYTES = 6  # fewest bytes of a secret's beginning that is replaced
 _AUTHORISATION = "[redacted:authorization]"
 CUT_PLACEHOLDER = "[redacted]"  # for the beginning of a secret whose end was cut off
-_Select: TypeAlias = Callable[[bytes, Iterable[Found]], Iterator[Found]]  # selects which are replaced
+_Select: TypeAlias = Callable[[bytes, Iterable[Found]], Iterator[Found]]  # selects the spans to replace
 
 
 class _Secret(NamedTuple):
@@ -168,7 +168,7 @@ _FULL_LINE = b"a" * secret_forms.SHORTEST_LINE + b"b"
 """
 
 _SHORT_TEXT = 4096  # a longer text is not searched for `in_lines`, but for a full line of digits
-_LONG_PROBE = 16  # bytes at least; a run of so many letters and digits is rare in ordinary text
+_LONG_PROBE = 16  # fewest bytes of a long probe; such a run of letters and digits is rare in ordinary text
 
 
 class _SecretIndex(NamedTuple):
@@ -600,4 +600,4 @@ class _BeginningMatcher:
                 states[each, number, at + 1] = max(length, states.get((each, number, at + 1), 0))
 
 
-_State: TypeAlias = tuple[str, int, int]  # a character's remaining form, spelling's number, next position
+_State: TypeAlias = tuple[str, int, int]  # rest of a character's form, spelling's number, next position in it

@@ -23,8 +23,8 @@ from urllib.parse import quote, quote_plus, unquote
 
 import msgspec
 
-SHORTEST_ENCODED = 8  # bytes of a secret that is searched for in base64 and hexadecimal
-SHORTEST_LINE = 60  # characters of the lines in which programs write base64 or hexadecimal digits
+SHORTEST_ENCODED = 8  # fewest bytes of a secret that is searched for in base64 and hexadecimal
+SHORTEST_LINE = 60  # fewest characters of the lines in which programs write base64 or hexadecimal digits
 
 
 class SecretPattern(NamedTuple):

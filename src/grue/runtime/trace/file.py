@@ -32,7 +32,7 @@ from grue.runtime.loops.interrupts import block_signals
 from grue.runtime.trace import format as fmt
 from grue.runtime.trace.recorder import Envelope, Recorder
 
-FLUSH_WITHIN_S = 2.0  # how long `flush` waits for a slow disk; queued lines are still written then
+FLUSH_WITHIN_S = 2.0  # how long `flush` waits for a slow disk; the lines are written even if it takes longer
 _LINGER_S = 0.01  # how long the thread collects lines, unless `flush` or `close` is waiting
 
 

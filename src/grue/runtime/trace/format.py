@@ -98,7 +98,7 @@ def payload_path(trace: Path, sha256: str) -> Path:
     return trace.parent / PAYLOADS / f"{sha256}.json"
 
 
-MIN_EXTRACT_BYTES = 1024  # of a base64 string that is cut out of a body
+MIN_EXTRACT_BYTES = 1024  # fewest bytes of a string that is moved into a payload file
 # The members of MCP results that hold base64. Within the text of a JSON string, quotes have backslashes, so
 # these bytes cannot stand there.
 _BASE64_MEMBERS = (b'"data":"', b'"blob":"')
