@@ -137,7 +137,7 @@ class ChildProcess:
 
     @property
     def ending(self) -> ProcessEnding:
-        """How the process ended. `none`: it still runs. `died`: it exited before it was closed."""
+        """How the process ended. `none`: it still runs. `died`: it ended without the steps of a close."""
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
