@@ -284,7 +284,7 @@ def _named_ways(situation: Situation) -> Iterator[str]:
             yield from (way for way in ways if way not in ("up", "down") or _CLIMB.search(sentence))
 
 
-class _Round(Struct, frozen=True):
+class _Round(Struct, frozen=True, forbid_unknown_fields=True):
     thoughts: tuple[str, ...]
     revises: int | None = None  # like `branches_from`, of the last thought
     branches_from: int | None = None

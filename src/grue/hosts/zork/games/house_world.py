@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 
-class Barrier(Struct, frozen=True):
+class Barrier(Struct, frozen=True, forbid_unknown_fields=True):
     """What blocks the exit to the room `to` until `flag` is set. `text` says so."""
 
     to: str
@@ -18,7 +18,7 @@ class Barrier(Struct, frozen=True):
     text: str
 
 
-class Room(Struct, frozen=True):
+class Room(Struct, frozen=True, forbid_unknown_fields=True):
     """A room; `text` is the part of its description that never changes."""
 
     name: str
@@ -30,7 +30,7 @@ class Room(Struct, frozen=True):
     dark: bool = False  # without the lit lantern
 
 
-class Thing(Struct, frozen=True):
+class Thing(Struct, frozen=True, forbid_unknown_fields=True):
     """A thing that a command can refer to."""
 
     name: str
