@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.fork import Change, ForkOptions, change_of, refuse_script
@@ -28,46 +28,39 @@ from grue.tracing.facts import counted
 from grue.transports.llm.endpoint import LlmEndpoint
 
 
-class FleetRunOptions(Struct, frozen=True, kw_only=True):
-    """The options of `grue fleet run` and `grue fleet retry`; see their help."""
-
-    sweep: Path
-    directory: Path | None = None
-    workers: int | None = None
-    engine: Literal["local", "ray"] = "local"
-    ray: str | None = None
-    batch: bool = False
-
-    @property
-    def place(self) -> Path:
-        """The fleet's folder; for the sweep `think.toml` it is `runs/think` by default."""
-        return self.directory or Path("runs") / self.sweep.stem
-
-
-def run_fleet(options: FleetRunOptions, *, retry: bool = False) -> bool:
+def run_fleet(
+    file: Path,
+    directory: Path | None,
+    *,
+    workers: int | None = None,
+    engine: Literal["local", "ray"] = "local",
+    ray: str | None = None,
+    batch: bool = False,
+    retry: bool = False,
+) -> bool:
     """Run a sweep's missing episodes (with `retry`, also those given up); return whether all are done now."""
-    sweep = _sweep_of(options.sweep)
+    sweep, place = _sweep_of(file), directory or RUNS / file.stem
     for sentence in warnings_of(sweep):
         say(f"grue: {sentence}", err=True)
     fleet = Fleet(
-        options.place,
-        workers=options.workers or sweep.workers,
-        engine=options.engine,
+        place,
+        workers=workers or sweep.workers,
+        engine=engine,
         budget=sweep.budget,
         rate=sweep.rate,
         options=FleetOptions(
             episode_timeout_s=sweep.episode_timeout_s,
             keep=sweep.keep,
             servers=sweep.cap,
-            ray=options.ray,
-            batching=Batching(folder=str(options.place)) if options.batch else None,
+            ray=ray,
+            batching=Batching(folder=str(place)) if batch else None,
         ),
     )
-    again = f"grue fleet retry {shown_argument(options.sweep)}"
-    again += f" --dir {shown_argument(options.place)}" if options.directory else ""
-    view = FleetProgress(sys.stdout, options.place, sweep.budget)
+    again = f"grue fleet retry {shown_argument(file)}"
+    again += f" --dir {shown_argument(place)}" if directory else ""
+    view = FleetProgress(sys.stdout, place, sweep.budget)
     is_done = _run(fleet, sweep, view, retry=retry, again=f"To try them again: {again}")
-    say(f"To see the scores: grue fleet table {shown_argument(options.place)}")
+    say(f"To see the scores: grue fleet table {shown_argument(place)}")
     return is_done
 
 
@@ -78,16 +71,16 @@ def _run(fleet: Fleet, sweep: Sweep, view: FleetProgress, *, retry: bool, again:
     return finished.reason == "finished" and not finished.tally.given_up and not finished.tally.unpaid
 
 
-def print_plan(options: FleetRunOptions) -> None:
+def print_plan(file: Path, directory: Path | None, workers: int | None = None) -> None:
     """Print how many episodes of a sweep are missing, and estimate their cost and disk space."""
-    sweep = _sweep_of(options.sweep)
-    planned = read_plan(sweep, options.place)
-    free = FleetFolder(options.place).free_bytes()
+    sweep, place = _sweep_of(file), directory or RUNS / file.stem
+    planned = read_plan(sweep, place)
+    free = FleetFolder(place).free_bytes()
     short = "" if planned.bytes_needed < free else ", which is not enough"
     episodes = f"{counted(planned.total, 'episode')} of {planned.work}"
-    say(f"{options.sweep}: {episodes}, {planned.missing:,} of them missing.")
+    say(f"{file}: {episodes}, {planned.missing:,} of them missing.")
     say(f"Disk: about {planned.bytes_needed / 2**20:,.0f} MB, {free / 2**20:,.0f} MB are free{short}.")
-    workers = options.workers or sweep.workers or default_workers()
+    workers = workers or sweep.workers or default_workers()
     say(f"Workers: {workers}. Limits: {_limits(sweep)}.")
     say(f"Cost: {_cost(planned)}")
 

@@ -105,15 +105,12 @@ def run(
     running ones have ended. A second Ctrl-C cancels them. The exit status is
     then 1, too, if an episode is left without a result.
     """
-    from grue.cli.fleet import FleetRunOptions, print_plan, run_fleet
+    from grue.cli.fleet import print_plan, run_fleet
 
     take_interrupts()
-    options = FleetRunOptions(
-        sweep=sweep, directory=directory, workers=workers, engine=engine, ray=ray, batch=batch
-    )
     if not plan:
-        return run_fleet(options)
-    print_plan(options)
+        return run_fleet(sweep, directory, workers=workers, engine=engine, ray=ray, batch=batch)
+    print_plan(sweep, directory, workers)
     return True
 
 
@@ -133,13 +130,10 @@ def retry(
     sweep's function raised is a result: such an episode is not run again. The
     exit status is 1 if an episode is left without a result.
     """
-    from grue.cli.fleet import FleetRunOptions, run_fleet
+    from grue.cli.fleet import run_fleet
 
     take_interrupts()
-    options = FleetRunOptions(
-        sweep=sweep, directory=directory, workers=workers, engine=engine, ray=ray, batch=batch
-    )
-    return run_fleet(options, retry=True)
+    return run_fleet(sweep, directory, workers=workers, engine=engine, ray=ray, batch=batch, retry=True)
 
 
 _WHERE = typer.Option(

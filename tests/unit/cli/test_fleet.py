@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grue.cli.fleet import FleetRunOptions, print_plan, run_fleet, stop_fleet
+from grue.cli.fleet import print_plan, run_fleet, stop_fleet
 from grue.errors import MCPConfigError
 from grue.fleet import Finished, Fleet, Tally
 from grue.fleet.folder import MANIFEST, STOP, FleetFolder, driver_lock
@@ -63,8 +63,7 @@ def test_a_run_succeeds_only_if_nothing_is_missing(
 
     monkeypatch.setattr(Fleet, "sweep", swept)
     (tmp_path / "sweep.toml").write_text(SWEEP)
-    options = FleetRunOptions(sweep=tmp_path / "sweep.toml", directory=tmp_path / "fleet")
-    assert run_fleet(options) is succeeded
+    assert run_fleet(tmp_path / "sweep.toml", tmp_path / "fleet") is succeeded
     assert words in capsys.readouterr().out
 
 
@@ -72,10 +71,9 @@ def test_a_run_succeeds_only_if_nothing_is_missing(
 def test_a_sweep_that_cannot_be_used_is_no_episode_without_a_result(tmp_path: Path, text: str) -> None:
     """The exit status is 2, as for other files of settings. With 1 an episode would be missing."""
     (tmp_path / "sweep.toml").write_text(text)
-    options = FleetRunOptions(sweep=tmp_path / "sweep.toml", directory=tmp_path / "fleet")
     for command in (run_fleet, print_plan):
         with pytest.raises(MCPConfigError):
-            command(options)
+            command(tmp_path / "sweep.toml", tmp_path / "fleet")
 
 
 def test_a_stop_tells_whether_a_process_runs_the_fleet(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from made_fleets import Attempted, play
 
-from grue.cli.fleet import FleetRunOptions, run_fleet
+from grue.cli.fleet import run_fleet
 from grue.cli.run import EXAMPLE
 from grue.errors import FleetError
 from grue.fleet.attempt import Job
@@ -46,7 +46,7 @@ def test_one_text_is_a_list_of_one_and_the_same_episode(
     sweep.write_text(
         'work = "agent_loop"\n[settings]\noffline = true\nmcp = false\n[grid]\ninputs = ["a", ["b"]]\n'
     )
-    assert run_fleet(FleetRunOptions(sweep=sweep, directory=tmp_path / "fleet", workers=1))
+    assert run_fleet(sweep, tmp_path / "fleet", workers=1)
     sweep.write_text('work = "agent_loop"\n[settings]\ninputs = 5\n')
     with pytest.raises(FleetError, match="inputs: expected `array`, got `int`"):
         read_sweep(sweep)
@@ -105,12 +105,12 @@ def test_a_second_sweep_of_a_program_sees_a_changed_workspace(tmp_path: Path, ag
     file, place = tmp_path / "one.toml", tmp_path / "fleet"
     file.write_text(f'work = "skill_agent"\n[settings]\nagent = "{agent}"\noffline = true\nmcp = false\n')
     sweep = read_sweep(file)
-    assert run_fleet(FleetRunOptions(sweep=file, directory=place, workers=1))
+    assert run_fleet(file, place, workers=1)
     assert read_plan(sweep, place).missing == 0
     (tmp_path / "agent" / "workspace" / "notes" / "ada.csv").write_text("day,hours\n")
     assert read_plan(sweep, place).missing == 1
     (tmp_path / "agent" / "workspace" / "notes" / "bob.csv").write_text("day,hours\n")
-    assert run_fleet(FleetRunOptions(sweep=file, directory=place, workers=1))
+    assert run_fleet(file, place, workers=1)
     assert len([*FleetFolder(place).episodes()]) == 2
 
 
