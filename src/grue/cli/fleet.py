@@ -197,7 +197,7 @@ def fork_fleet(
         "misses": fork.misses,
     }
     changed = {name: value for name, value in given.items() if value not in (None, {})}
-    place = directory or RUNS / f"{_name(fork.trace.absolute())}-forks"
+    place = directory or folder_of_forks(fork.trace)
     budget = FleetBudget(requests=max_requests)
     say(f"{counted(len(chosen), 'turn')}, each forked {counted(repetitions, 'time')}")
     fleet = Fleet(place, workers=workers, budget=budget)
@@ -215,8 +215,11 @@ def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
     changed_turn(recorded.begun, change.changes)
 
 
-def _name(place: Path) -> str:
-    return place.parent.name if place.name == TRACE_FILE else place.stem
+def folder_of_forks(traces: Path) -> Path:
+    """Return the fleet's folder for forks of the traces in a folder or file, such as `runs/tries-forks`."""
+    place = traces.absolute()
+    place = place.parent if place.name == TRACE_FILE else place
+    return RUNS / f"{place.stem if place.is_file() else place.name}-forks"
 
 
 def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from grue.cli.fleet import print_plan, run_fleet, stop_fleet
+from grue.cli.fleet import folder_of_forks, print_plan, run_fleet, stop_fleet
 from grue.errors import MCPConfigError
 from grue.fleet import Finished, Fleet, Tally
 from grue.fleet.folder import MANIFEST, STOP, FleetFolder, driver_lock
@@ -74,6 +74,17 @@ def test_a_sweep_that_cannot_be_used_is_no_episode_without_a_result(tmp_path: Pa
     for command in (run_fleet, print_plan):
         with pytest.raises(MCPConfigError):
             command(tmp_path / "sweep.toml", tmp_path / "fleet")
+
+
+def test_forks_have_a_folder_with_the_name_of_the_traces(tmp_path: Path) -> None:
+    """A name is whole: forks of `try-1.5` and of `try-1.6` must not become one fleet."""
+    for name in ("try-1.5", "try-1.6"):
+        run = tmp_path / name
+        run.mkdir()
+        (run / "trace.jsonl").touch()
+        assert folder_of_forks(run) == folder_of_forks(run / "trace.jsonl") == Path("runs", f"{name}-forks")
+    (tmp_path / "try-1.7.jsonl").touch()
+    assert folder_of_forks(tmp_path / "try-1.7.jsonl") == Path("runs", "try-1.7-forks")
 
 
 def test_a_stop_tells_whether_a_process_runs_the_fleet(
