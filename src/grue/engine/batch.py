@@ -19,18 +19,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.engine import turn as turns
 from grue.engine.answers import AnswerCheck, AnswerSpec
 from grue.engine.current_episode import Episode
-from grue.engine.turn import (
-    BatchItem,
-    EpisodeMemory,
-    HostTurn,
-    TurnOutcome,
-    TurnRequest,
-    TurnSettings,
-    as_request,
-    outcome_of,
-)
+from grue.engine.turn import BatchItem, EpisodeMemory, HostTurn, TurnOutcome, TurnRequest, TurnSettings
 from grue.errors import MCPError
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step
 from grue.runtime.loops.interrupts import defer_interrupts
@@ -135,7 +127,7 @@ class CompletedTurns:
             response = check.accepted
         elif response is None:
             return None
-        return outcome_of(known.end, response, known.took_s), known.said
+        return turns.outcome_of(known.end, response, known.took_s), known.said
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
@@ -206,7 +198,7 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
 @defer_interrupts()  # otherwise an exception of the host's signal handler would end up in an item
 def _start(index: int, request: TurnRequest[T] | str, batch: Batch, episode: Episode) -> _Started[T]:
     try:
-        request = as_request(request)
+        request = turns.as_request(request)
         turn = HostTurn(replace(request, turn=index + 1), batch.settings, EpisodeMemory())
         completed = _completed(turn, index + 1, batch.resume_from)
     except Exception as error:  # noqa: BLE001 - an invalid request must not end the others

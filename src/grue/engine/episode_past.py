@@ -30,13 +30,8 @@ from grue.errors import LLMError, TraceError
 from grue.protocol.turn.connection import Disabled, Proven, Settled
 from grue.protocol.turn.prices import Spent
 from grue.runtime.files import read_regular
-from grue.tracing.facts import (
-    ConditionChanged,
-    EpisodeEnded,
-    EpisodeResumed,
-    EpisodeStarted,
-    changed_conditions,
-)
+from grue.tracing import facts
+from grue.tracing.facts import ConditionChanged, EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.message_words import kind_of
 from grue.tracing.observers.run_folder import RESULT_FILE
 from grue.tracing.reading import EpisodeEnvelope, open_episode
@@ -148,7 +143,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
     def changes(self, now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
         """Return the conditions that differ from `now`. A condition that was not recorded is left out."""
-        return changed_conditions(self.conditions or {"model": self.started.model}, now)
+        return facts.changed_conditions(self.conditions or {"model": self.started.model}, now)
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
         """Read an envelope that may hold a fact of the host; override this method, which does nothing.

@@ -18,24 +18,14 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.actors.llm import LlmFactory
 from grue.engine import tool_servers
+from grue.engine import turn as turns
 from grue.engine.answers import AnswerSpec, T
 from grue.engine.approval import Approval, Approve, Parking
 from grue.engine.conversations.conversation import Conversation
 from grue.engine.conversations.kept_conversation import KeptConversation
 from grue.engine.current_episode import CurrentEpisode, Episode, Work, starts_of, with_default
 from grue.engine.outside_turns.tool_access import AsyncToolAccess
-from grue.engine.turn import (
-    BatchItem,
-    EpisodeMemory,
-    HostTurn,
-    Spending,
-    TurnHandle,
-    TurnOutcome,
-    TurnRequest,
-    TurnSettings,
-    one_fork_at_a_time,
-    outcome_of,
-)
+from grue.engine.turn import BatchItem, TurnHandle, TurnOutcome, TurnRequest, TurnSettings, outcome_of
 from grue.engine.turn_actors import TurnResources
 from grue.engine.wiring import OwnTrace, recorder_that_tells, wire
 from grue.errors import MCPConfigError
@@ -167,9 +157,9 @@ class Runner(AsyncToolAccess, Closing):
         self.tool_policy = tool_servers.usable_policy(tool_policy, ready)
         approval = Approval(approve, Parking(self.recorder) if self.tool_policy.parking else None)
         self._wiring = replace(wiring, servers=ready, approval=approval, presumed=presumed)
-        self._memory = EpisodeMemory()
+        self._memory = turns.EpisodeMemory()
         self._traces: list[TraceWriter] = []
-        self._spending = Spending()
+        self._spending = turns.Spending()
         self._episode = CurrentEpisode(
             self._wiring.endpoint, self.recorder, sessions, lasting=keep != "nothing"
         )
@@ -463,13 +453,13 @@ class Runner(AsyncToolAccess, Closing):
             answer=answer,
             on_delta=on_delta,
         )
-        with one_fork_at_a_time(self._wiring):
+        with turns.one_fork_at_a_time(self._wiring):
             forked: ForkedRun[T] = ForkedRun(asked, self._settings())
             return self._episode.run(forked.run)
 
     def _resumed(
         self, trace: str | PathLike[str], decisions: Iterable[ApprovalDecision], asked: dict[str, Any]
-    ) -> AbstractContextManager[HostTurn[Any]]:
+    ) -> AbstractContextManager[turns.HostTurn[Any]]:
         # imported here, because few programs need it
         from grue.engine.conversations.resume import ResumeRequest, resumed_run
 
@@ -601,8 +591,8 @@ class Runner(AsyncToolAccess, Closing):
         if self._wiring.endpoint is not None:
             await self._wiring.endpoint.prepare()
 
-    def _turn(self, request: TurnRequest[T] | str) -> HostTurn[T]:
-        return HostTurn(request, self._settings(), self._memory)
+    def _turn(self, request: TurnRequest[T] | str) -> turns.HostTurn[T]:
+        return turns.HostTurn(request, self._settings(), self._memory)
 
     def _settings(self) -> TurnSettings:
         return TurnSettings(

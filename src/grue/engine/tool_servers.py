@@ -15,18 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue import policies
 from grue.errors import MCPConfigError
 from grue.field_checks import fault_of, shown
-from grue.policies import (
-    STARTUP_TIMEOUT_S,
-    FailurePolicy,
-    NoticeKind,
-    OnFirstConnect,
-    OnToolDrift,
-    StartWhen,
-    ToolPolicy,
-    TurnLimits,
-)
+from grue.policies import FailurePolicy, OnToolDrift, StartWhen, ToolPolicy, TurnLimits
 from grue.protocol.tools.lock import ToolLock, screen
 from grue.protocol.tools.names import MCP_PREFIX
 from grue.protocol.tools.policy import check_policy
@@ -67,7 +59,7 @@ def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) ->
 def _mcp_client(
     server: McpServer, registry: ProcessRegistry, options: ClientOptions, note: Note
 ) -> ToolConnection:
-    def noted(kind: NoticeKind, text: str) -> None:
+    def noted(kind: policies.NoticeKind, text: str) -> None:
         note(m.ServerNoted(server=m.ServerName(server.name), kind=kind, text=text), sender=server.name)
 
     def became_task(tool: str, task: m.ToolTask) -> None:
@@ -137,7 +129,7 @@ def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer
             own[name] = DOWNLOAD_TIMEOUT_S
     return replace(
         limits,
-        server_startup_timeout_s=STARTUP_TIMEOUT_S if common_s is None else common_s,
+        server_startup_timeout_s=policies.STARTUP_TIMEOUT_S if common_s is None else common_s,
         startup_timeouts_s={**own, **limits.startup_timeouts_s},
     )
 
@@ -177,9 +169,9 @@ def starts_when_called(server: object) -> bool:
     return isinstance(server, McpServer) and server.options.start == "when_called"
 
 
-def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, OnFirstConnect]:
+def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, policies.OnFirstConnect]:
     """Return what follows a failed first connect, for servers with `required` or `start="when_called"`."""
-    chosen: dict[str, OnFirstConnect] = {}
+    chosen: dict[str, policies.OnFirstConnect] = {}
     for name, server in servers.items():
         if isinstance(server, McpServer) and server.options.required is not None:
             chosen[name] = "raise" if server.options.required else "disable"

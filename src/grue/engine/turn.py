@@ -20,31 +20,17 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
-from grue import errors
+from grue import errors, policies
 from grue import messages as m
 from grue.engine.answers import AnswerCheck, AnswerSpec, T, as_json, spec_of, unusable_answer
-from grue.engine.conversations.kept_conversation import (
-    EarlierResults,
-    KeptConversation,
-    TurnPast,
-    given_conversation,
-    with_sizes,
-)
+from grue.engine.conversations import kept_conversation
+from grue.engine.conversations.kept_conversation import EarlierResults, KeptConversation, TurnPast
 from grue.engine.tool_servers import check_fields, first_connects, servers_for, startup_limits
 from grue.engine.turn_actors import TurnActors, TurnResources, TurnsPast
 from grue.engine.wiring import Wiring
 from grue.errors import ApprovalPending, ConversationError, MCPConfigError, MCPError, TurnCancelled
 from grue.field_checks import OwnKeywords, is_usable, shown
-from grue.policies import (
-    TURN_TIMEOUT_S,
-    Budget,
-    ContextPolicy,
-    FailurePolicy,
-    SupportCheck,
-    ToolPolicy,
-    ToolSearch,
-    TurnLimits,
-)
+from grue.policies import Budget, ContextPolicy, FailurePolicy, ToolPolicy, ToolSearch, TurnLimits
 from grue.protocol.answers import SCHEMA_IN_WORDS
 from grue.protocol.chat_wire.profiles import tool_support_error
 from grue.protocol.context.history import History, items_said
@@ -545,7 +531,7 @@ class HostTurn(Generic[T]):
             images = await anyio.to_thread.run_sync(read_images, request.images, settings.limits)
         with self._past(number) as past:
             command = self.started_by or self.command(number, budget, past.history, images)
-            command = with_sizes(command, past.entries, past.bytes_per_token)
+            command = kept_conversation.with_sizes(command, past.entries, past.bytes_per_token)
             if settings.wiring.endpoint is not None:
                 first = settings.wiring.endpoint.first(anyio.current_time(), tools=bool(command.servers))
                 command = replace(command, asks=first.asked())
@@ -705,10 +691,12 @@ class HostTurn(Generic[T]):
 
     def _continued(self, number: int) -> KeptConversation | None:
         if self.conversation is None and self._request.history:
-            return given_conversation(f"turn-{number}", self._request.system, self._request.history)
+            return kept_conversation.given_conversation(
+                f"turn-{number}", self._request.system, self._request.history
+            )
         return self.conversation
 
-    def _support_check(self) -> SupportCheck:
+    def _support_check(self) -> policies.SupportCheck:
         states = self._memory.connections
         if all(isinstance(states.get(name), Disabled) for name in self._settings.wiring.servers):
             return "skip"  # all servers are disabled, so the turn offers no tools
@@ -757,8 +745,8 @@ def error_for(end: m.TurnFailed) -> MCPError:
                 text += " for closing the servers."
             text += (
                 "\nIf it needs longer, raise turn_timeout_s of the TurnRequest, or of the runner's TurnLimits"
-                f" ({TURN_TIMEOUT_S:g} s by default); in pyproject.toml it is turn_timeout_seconds under"
-                " [tool.grue.llm]."
+                f" ({policies.TURN_TIMEOUT_S:g} s by default); in pyproject.toml it is turn_timeout_seconds"
+                " under [tool.grue.llm]."
             )
             return errors.TurnTimedOut(text, limit_s=limit_s, doing=doing, tool_calls=end.tool_calls)
         case m.NoAnswer(reason=reason, raw=raw, stopped=stopped) if stopped:

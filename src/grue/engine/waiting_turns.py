@@ -18,22 +18,12 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.engine import turn as turns
 from grue.engine.approval import Parking
 from grue.engine.batch import Batch, CompletedTurns, as_ours, asks_the_same, end_turns
 from grue.engine.conversations.recorded_conversation import RecordedTurn, read_turns
 from grue.engine.conversations.resume import ResumeRequest, resumed_turn
-from grue.engine.turn import (
-    BatchItem,
-    EpisodeMemory,
-    HostTurn,
-    TurnOutcome,
-    TurnPostponed,
-    TurnRequest,
-    TurnSettings,
-    as_request,
-    error_for,
-    pending_error,
-)
+from grue.engine.turn import BatchItem, EpisodeMemory, HostTurn, TurnOutcome, TurnRequest, TurnSettings
 from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.wiring import TurnsUnderWay
 from grue.errors import BudgetSpent, MCPConfigError, MCPError, TraceError
@@ -165,9 +155,9 @@ class _Turns(Generic[T]):
             if self._batching.retry_failed:
                 self._files.set_aside(number)
                 return None
-            return error_for(end)
+            return turns.error_for(end)
         if isinstance(end, m.TurnParked):
-            return pending_error(end)
+            return turns.pending_error(end)
         turn = HostTurn(replace(request, turn=number), self._settings, EpisodeMemory())
         command = turn.recalled_command(number)
         same_texts = (part.run.system, part.run.user) == (command.system, command.user)
@@ -338,7 +328,7 @@ class _Rounds(Generic[T]):
     @defer_interrupts()  # otherwise an exception of the host's signal handler would end up in an item
     def _begin(self, index: int, given: TurnRequest[T] | str) -> None:
         try:
-            request = as_request(given)
+            request = turns.as_request(given)
             known = self._turns.known(index, request)
         except Exception as error:  # noqa: BLE001 - an invalid request must not end the others
             self._done[index] = BatchItem(index=index, error=as_ours(error))
@@ -365,7 +355,7 @@ class _Rounds(Generic[T]):
         self._running.popleft()
         try:
             item = BatchItem(index=index, outcome=call.result())
-        except TurnPostponed as postponed:
+        except turns.TurnPostponed as postponed:
             if postponed.waits.item != _NO_BUDGET:
                 self._waiting.add(index)
                 return
@@ -393,7 +383,7 @@ class _Rounds(Generic[T]):
         try:
             settled = poll.result()
         except BatchRefused as refused:
-            raise error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
+            raise turns.error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
         indices = sorted({int(self._files.turn_of(item)) - 1 for item in settled} & self._waiting)
         # `indices` is empty if an earlier process was killed after it had fetched the replies. Then start all
         # waiting turns: their replies are in the folder.

@@ -29,19 +29,8 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.actors.llm import LendingFactory, LentConversation, LlmFactory
-from grue.engine.conversations.conversation_file import (
-    FORMAT,
-    ConversationFile,
-    FileHeader,
-    Learned,
-    Line,
-    SavedConversation,
-    TurnMark,
-    TurnRecorded,
-    begin_of_turn,
-    lines_to_write,
-    read_conversation,
-)
+from grue.engine.conversations import conversation_file
+from grue.engine.conversations.conversation_file import FileHeader, Learned, Line, TurnMark, TurnRecorded
 from grue.errors import ConversationBusy, ConversationError, ConversationParked, MCPError, TraceError
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.profile import WireProfile
@@ -225,7 +214,7 @@ class KeptConversation:
         self._learned = learned
         self._tools = tools if learned is None else learned.tools
         self._encoded: EncodedConversation | None = None
-        self._file: ConversationFile | None = None
+        self._file: conversation_file.ConversationFile | None = None
         self._unwritten: list[bytes] = []
         self._failed: ConversationError | None = None
         self._first: WireProfile | None = None
@@ -237,11 +226,11 @@ class KeptConversation:
     def load(cls, path: Path) -> KeptConversation:
         """Continue a saved conversation, and append to its file."""
         # Read the file before opening it for writing, so that a file that is no conversation is not changed.
-        saved = read_conversation(path)
-        file = ConversationFile(path)
+        saved = conversation_file.read_conversation(path)
+        file = conversation_file.ConversationFile(path)
         try:
             if file.size != saved.size:
-                saved = read_conversation(path)
+                saved = conversation_file.read_conversation(path)
             file.cut_half_line()
         except BaseException:
             file.close()
@@ -252,12 +241,15 @@ class KeptConversation:
     def loads(cls, text: str) -> KeptConversation:
         """Make a conversation in memory from a text that `dumps` has returned."""
         # The text may have lost its last newline, and a line without a newline would be ignored.
-        return cls._of(
-            read_conversation(Path("the text"), text.rstrip("\n").encode(errors="surrogatepass") + b"\n")
-        )
+        written = text.rstrip("\n").encode(errors="surrogatepass") + b"\n"
+        return cls._of(conversation_file.read_conversation(Path("the text"), written))
 
     @classmethod
-    def _of(cls, saved: SavedConversation, file: ConversationFile | None = None) -> KeptConversation:
+    def _of(
+        cls,
+        saved: conversation_file.SavedConversation,
+        file: conversation_file.ConversationFile | None = None,
+    ) -> KeptConversation:
         kept = cls(
             saved.header.system,
             name=saved.header.id,
@@ -451,7 +443,7 @@ class KeptConversation:
     def save(self, path: Path) -> None:
         """Write the conversation to a new file, and append to that file from now on."""
         with self.held():
-            file = ConversationFile(path)
+            file = conversation_file.ConversationFile(path)
             try:
                 file.begin(*self._whole())
             except BaseException:
@@ -475,7 +467,7 @@ class KeptConversation:
             for call in entry.tool_calls
         }
         header = FileHeader(
-            format=FORMAT,
+            format=conversation_file.FORMAT,
             id=self.id,
             system=self.system,
             entries=len(history.entries),
@@ -555,7 +547,7 @@ class KeptConversation:
         else:
             self._encoded.close(end)
 
-    def _append_to(self, file: ConversationFile) -> None:
+    def _append_to(self, file: conversation_file.ConversationFile) -> None:
         self._file = file
         self.ledger.save = self._unwritten.append
 
@@ -667,11 +659,11 @@ def is_parked_still(end: object) -> bool:
 
 
 def taken_up(
-    file: ConversationFile, began: m.HistoryReference, replay: Callable[[History], None]
+    file: conversation_file.ConversationFile, began: m.HistoryReference, replay: Callable[[History], None]
 ) -> tuple[History, list[bytes]]:
     """Return the history up to the end of a turn, and the lines to append to the file for this turn."""
-    saved = read_conversation(file.path)
-    found = begin_of_turn(saved, began)
+    saved = conversation_file.read_conversation(file.path)
+    found = conversation_file.begin_of_turn(saved, began)
     if found is None:
         raise ConversationError(
             f"{file.path} does not hold where the turn began: it may be an older copy, or was saved later.",
@@ -682,7 +674,7 @@ def taken_up(
     produced: list[bytes] = []
     history.ledger.save = produced.append
     replay(history)
-    return history, lines_to_write(saved, lines, produced)
+    return history, conversation_file.lines_to_write(saved, lines, produced)
 
 
 def with_sizes(
