@@ -217,8 +217,8 @@ class KeptConversation:
         self._file: conversation_file.ConversationFile | None = None
         self._unwritten: list[bytes] = []
         self._failed: ConversationError | None = None
-        self._first: WireProfile | None = None
-        self._endpoint: LlmEndpoint | None = None
+        self._first: WireProfile  # of the current turn's model, as the next field
+        self._endpoint: LlmEndpoint | None
         self._in_ask = threading.Lock()
         self._in_turn = threading.Lock()
 
@@ -608,8 +608,6 @@ class KeptConversation:
                 self._write_now()
 
     def _learn(self, encoded: EncodedConversation) -> None:
-        if self._first is None:
-            return
         # The model that answered may be one of the endpoint's fallback models.
         chain = () if self._endpoint is None else self._endpoint.chain
         asked = (
