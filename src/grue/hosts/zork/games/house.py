@@ -106,7 +106,8 @@ def _dark_falls(turn: rules.Turn) -> list[str]:
     state.dark_turns += 1
     if state.dark_turns > len(HOUSE.steps_in_the_dark):
         return [turn.kill("lingering")]
-    return [step for step in (HOUSE.steps_in_the_dark[state.dark_turns - 1],) if step]
+    step = HOUSE.steps_in_the_dark[state.dark_turns - 1]
+    return [step] if step else []
 
 
 def walkthrough(seed: int) -> tuple[str, ...]:
