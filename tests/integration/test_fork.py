@@ -964,14 +964,14 @@ def test_a_fork_whose_recorded_endpoint_is_gone_says_how_to_name_another(tmp_pat
 
 
 def test_a_setting_of_the_wrong_type_is_refused(recorded: Path) -> None:
-    from grue.cli.fork import ForkOptions, change_of, model_for
+    from grue.cli.fork import change_of, model_for
 
-    change = change_of(ForkOptions(trace=recorded, settings=("llm.temperature=hot",)))
+    change = change_of(settings=("llm.temperature=hot",))
     asked = ModelAsked(model="m", address="http://127.0.0.1:9/v1")
     with pytest.raises(MCPConfigError, match="temperature"):
         model_for(asked, change.llm, None, None)
     with pytest.raises(MCPConfigError, match="--set wants KEY=VALUE, not 'x'"):
-        change_of(ForkOptions(trace=recorded, settings=("x",)))
+        change_of(settings=("x",))
 
 
 def test_a_call_that_the_record_answers_has_no_request_id_of_the_call_before_it(tmp_path: Path) -> None:

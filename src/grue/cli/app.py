@@ -570,26 +570,21 @@ def fork(
     --misses. The command prints the answer, and commands that compare the fork
     with the recorded turn.
     """
-    from grue.cli.fork import ForkOptions, fork_turn
+    from grue.cli.fork import change_of, fork_turn
     from grue.cli.hosts import load_hosts
 
     take_interrupts()
     load_hosts()
-    options = ForkOptions(
-        trace=chosen_trace(trace),
-        turn=turn,
-        at=at,
+    file = chosen_trace(trace)
+    change = change_of(
         model=model,
         base_url=base_url,
         system=system,
         settings=settings or (),
         tool_results=tool_result or (),
         tools=tools,
-        misses=misses,
-        mcp_config=mcp_config,
-        run_dir=run_dir,
     )
-    fork_turn(options)
+    fork_turn(file, change, turn=turn, at=at, misses=misses, mcp_config=mcp_config, run_dir=run_dir)
 
 
 @app.command()

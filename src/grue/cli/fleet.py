@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import structs
 
 from grue.cli.fleet_progress import FleetProgress
-from grue.cli.fork import Change, ForkOptions, change_of, refuse_script
+from grue.cli.fork import Change, refuse_script
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_argument
 from grue.config.wiring import model_for
@@ -17,11 +17,11 @@ from grue.fleet.broker import FleetBudget
 from grue.fleet.driver import Finished, stop
 from grue.fleet.fleet import Fleet, FleetOptions
 from grue.fleet.folder import FleetFolder, is_driven, require_fleet
-from grue.fleet.fork_work import TurnToFork, condition, forks_of, turns_in
+from grue.fleet.fork_work import condition, forks_of, turns_in
 from grue.fleet.local import default_workers
 from grue.fleet.scoring import ScoreTally, read_scoring, score_fleet
 from grue.fleet.sweep import SAMPLE, PlannedWork, Sweep, read_plan, read_sweep
-from grue.policies import Batching
+from grue.policies import Batching, Misses
 from grue.protocol.turn.prices import price_of
 from grue.runtime.trace.format import TRACE_FILE
 from grue.tracing.facts import counted
@@ -172,32 +172,32 @@ def _limits(sweep: Sweep) -> str:
 
 
 def fork_fleet(
-    fork: ForkOptions,
+    traces: Path,
+    change: Change,
     *,
     where: str,
+    misses: Misses,
     repetitions: int,
     directory: Path | None,
     workers: int,
     max_requests: int | None,
 ) -> bool:
-    """Fork the turns in `fork.trace` that meet the condition `where`; return whether all forks are done."""
-    change = change_of(fork)
+    """Fork the turns in `traces` that meet the condition `where`; return whether all forks are done."""
     fits = condition(where)
-    chosen = [turn for turn in turns_in(fork.trace) if fits(turn)]
+    chosen = [turn for turn in turns_in(traces) if fits(turn)]
     if not chosen:
         asked = f" that fits {where!r}" if where else ""
-        raise FleetError(f"There is no recorded turn in {fork.trace}{asked}. `{GRUE} runs` lists the runs.")
-    _check(chosen[0], fork, change)
-    given = {
-        "model": fork.model,
-        "base_url": fork.base_url,
-        "system": change.system,
-        "llm": change.llm,
-        "changes": change.changes,
-        "misses": fork.misses,
-    }
+        raise FleetError(f"There is no recorded turn in {traces}{asked}. `{GRUE} runs` lists the runs.")
+    # Before any fork runs, raise an error if the change cannot be made to the first turn.
+    turn = chosen[0]
+    recorded = read_run(turn.trace, turn.turn, turn.at)
+    refuse_script(recorded, traces, change)
+    asks = recorded.asks(recorded.place(turn.at))
+    LlmEndpoint(model_for(asks, change.llm, change.model, change.base_url))
+    changed_turn(recorded.begun, change.changes)
+    given = {**structs.asdict(change), "misses": misses}
     changed = {name: value for name, value in given.items() if value not in (None, {})}
-    place = directory or folder_of_forks(fork.trace)
+    place = directory or folder_of_forks(traces)
     budget = FleetBudget(requests=max_requests)
     say(f"{counted(len(chosen), 'turn')}, each forked {counted(repetitions, 'time')}")
     fleet = Fleet(place, workers=workers, budget=budget)
@@ -205,14 +205,6 @@ def fork_fleet(
     is_done = _run(fleet, sweep, view, retry=True, again="To try them again, run the same command again.")
     say(f"To compare: {GRUE} fleet compare {shown_argument(place)}:fork=recorded :fork=changed")
     return is_done
-
-
-def _check(turn: TurnToFork, fork: ForkOptions, change: Change) -> None:
-    # Before any fork runs, raise an error if the change cannot be made to this turn.
-    recorded = read_run(turn.trace, turn.turn, turn.at)
-    refuse_script(recorded, fork)
-    LlmEndpoint(model_for(recorded.asks(recorded.place(turn.at)), change.llm, fork.model, fork.base_url))
-    changed_turn(recorded.begun, change.changes)
 
 
 def folder_of_forks(traces: Path) -> Path:

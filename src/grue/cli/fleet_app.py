@@ -213,17 +213,17 @@ def fork(
     (how many there were). The exit status is 1 if a fork has no result.
     """
     from grue.cli.fleet import fork_fleet
-    from grue.cli.fork import ForkOptions
+    from grue.cli.fork import change_of
     from grue.cli.hosts import load_hosts
 
     take_interrupts()
     load_hosts()
-    change = ForkOptions(
-        trace=folder, model=model, base_url=base_url, system=system, settings=settings or (), misses=misses
-    )
+    change = change_of(model=model, base_url=base_url, system=system, settings=settings or ())
     return fork_fleet(
+        folder,
         change,
         where=where,
+        misses=misses,
         repetitions=repetitions,
         directory=directory,
         workers=workers or 0,

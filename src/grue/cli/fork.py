@@ -30,54 +30,46 @@ from grue.tool_sessions.host_tools import ToolServer
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import new_run_path
 from grue.tracing.reading import open_episode
-from grue.transports.llm.endpoint import LlmSettings
 
 _LLM = "llm."
 LOCK = "lock"
 
 
-class ForkOptions(Struct, frozen=True, kw_only=True):
-    """The options of `grue fork`; see its help."""
+class Change(Struct, frozen=True, kw_only=True):
+    """The changes of a fork: the endpoint, its `LlmSettings` (`llm`), and arguments of `Runner.fork`."""
 
-    trace: Path
-    turn: int | None = None
-    at: int | None = None
     model: str | None = None
     base_url: str | None = None
-    system: Path | None = None
-    settings: Sequence[str] = ()
-    tool_results: Sequence[str] = ()
-    tools: Path | None = None
-    misses: Misses = "fail"
-    mcp_config: Path | None = None
-    run_dir: Path | None = None
-
-
-class Change(Struct, frozen=True, kw_only=True):
-    """The changes of a fork: fields of `LlmSettings` (`llm`), and arguments of `Runner.fork` (the others)."""
-
+    system: str | None = None
     llm: dict[str, Any] = {}
     changes: dict[str, Any] = {}
-    system: str | None = None
     tool_results: dict[str, Any] = {}  # by the ids of calls
     tools: dict[str, tuple[m.ToolDefinition, ...]] = {}  # by the names of servers
 
 
-def fork_turn(options: ForkOptions) -> None:
+def fork_turn(
+    trace: Path,
+    change: Change,
+    *,
+    turn: int | None,
+    at: int | None,
+    misses: Misses,
+    mcp_config: Path | None,
+    run_dir: Path | None,
+) -> None:
     """Fork the turn, print the answer, and print commands that compare the fork with the recorded turn."""
-    change = change_of(options)
-    recorded = read_run(options.trace, options.turn, options.at)
-    refuse_script(recorded, options)
-    llm = model_for(recorded.asks(recorded.place(options.at)), change.llm, options.model, options.base_url)
-    servers = {} if options.misses == "fail" else _servers(options.mcp_config, recorded.begun.servers)
+    recorded = read_run(trace, turn, at)
+    refuse_script(recorded, trace, change)
+    llm = model_for(recorded.asks(recorded.place(at)), change.llm, change.model, change.base_url)
+    servers = {} if misses == "fail" else _servers(mcp_config, recorded.begun.servers)
     lacking = [name for name in recorded.begun.servers if name not in servers]
-    if lacking and options.misses != "fail":
+    if lacking and misses != "fail":
         raise MCPConfigError(
             f"Turn {recorded.begun.turn} uses servers that are not configured here: {', '.join(lacking)}."
-            f" --misses {options.misses} wants them in mcp_config.json, or in the file that --mcp-config FILE"
+            f" --misses {misses} wants them in mcp_config.json, or in the file that --mcp-config FILE"
             " names. --misses fail needs none: it takes the results from the record."
         )
-    folder = options.run_dir or new_run_path(RUNS, FORK)
+    folder = run_dir or new_run_path(RUNS, FORK)
     if (folder / TRACE_FILE).exists():
         raise MCPConfigError(f"{shown_path(folder)} has a trace already: choose another folder.")
     try:
@@ -86,9 +78,23 @@ def fork_turn(options: ForkOptions) -> None:
         why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise MCPConfigError(f"Cannot create the run folder {folder}: {why}.") from error
     try:
-        outcome = _run(options, change, llm, servers, folder.absolute() / TRACE_FILE)
+        at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+        approve = ask_at_terminal if at_terminal else None
+        with Runner(
+            llm=llm, servers=servers, trace=folder.absolute() / TRACE_FILE, approve=approve
+        ) as runner:
+            outcome: TurnOutcome[Any] = runner.fork(
+                trace,
+                turn=turn,
+                at=at,
+                system=change.system,
+                changes=change.changes,
+                tool_results=change.tool_results,
+                tools=change.tools,
+                misses=misses,
+            )
     except MCPError as error:
-        if isinstance(error, LLMError) and error.kind == "unreachable" and options.base_url is None:
+        if isinstance(error, LLMError) and error.kind == "unreachable" and change.base_url is None:
             say(
                 "A fork asks the recorded endpoint. If that was in a test or another process, it is gone:"
                 " name another with --base-url URL; for a script that of ScriptedLlmServer(replies, port=…).",
@@ -96,7 +102,7 @@ def fork_turn(options: ForkOptions) -> None:
             )
         if _has_begun(folder):
             say(f"To read the fork that failed: {GRUE} trace show {shown_argument(folder)}", err=True)
-        elif options.run_dir is None:
+        elif run_dir is None:
             shutil.rmtree(folder)
         raise
     if isinstance(outcome.response, str):
@@ -104,29 +110,11 @@ def fork_turn(options: ForkOptions) -> None:
     else:
         say_json(outcome.response)
     calls = counted(len(outcome.tool_calls), "tool call")
-    mine, yours = shown_argument(options.trace), shown_argument(folder)
+    mine, yours = shown_argument(trace), shown_argument(folder)
     kind = f"{outcome.kind} ({printable(outcome.reason)})" if outcome.reason else outcome.kind
     say(f"\n{kind}; {counted(outcome.requests, 'request')}, {calls}, {llm.model}", err=True)
     say(f"To compare: {GRUE} trace diff {mine} {yours}", err=True)
     say(f"In a browser: {GRUE} trace html {mine} {yours} --open", err=True)
-
-
-def _run(
-    options: ForkOptions, change: Change, llm: LlmSettings, servers: dict[str, ToolServer], trace: Path
-) -> TurnOutcome[Any]:
-    at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    approve = ask_at_terminal if at_terminal else None
-    with Runner(llm=llm, servers=servers, trace=trace, approve=approve) as runner:
-        return runner.fork(
-            options.trace,
-            turn=options.turn,
-            at=options.at,
-            system=change.system,
-            changes=change.changes,
-            tool_results=change.tool_results,
-            tools=change.tools,
-            misses=options.misses,
-        )
 
 
 def _has_begun(folder: Path) -> bool:
@@ -135,27 +123,37 @@ def _has_begun(folder: Path) -> bool:
     return False
 
 
-def refuse_script(recorded: RecordedRun, options: ForkOptions) -> None:
+def refuse_script(recorded: RecordedRun, trace: Path, change: Change) -> None:
     """Refuse to fork a turn that a script of `--offline` has answered, unless `--base-url` is given."""
     asks = recorded.asks(recorded.place(None))
-    if asks is not None and asks.address == OFFLINE_URL and options.base_url is None:
+    if asks is not None and asks.address == OFFLINE_URL and change.base_url is None:
         raise MCPConfigError(
-            f"Turn {recorded.begun.turn} of {shown_path(options.trace)} was answered by the script of"
+            f"Turn {recorded.begun.turn} of {shown_path(trace)} was answered by the script of"
             " --offline, which a fork cannot ask. Name a model and its endpoint: --model MODEL --base-url"
             " URL, such as http://127.0.0.1:11434/v1."
         )
 
 
-def change_of(options: ForkOptions) -> Change:
-    """Return the change that the options ask for."""
-    values = {key: value_of(text) for key, text in _pairs("--set", "KEY=VALUE", options.settings)}
-    files = _pairs("--tool-result", "CALL=FILE", options.tool_results)
+def change_of(
+    *,
+    model: str | None = None,
+    base_url: str | None = None,
+    system: Path | None = None,
+    settings: Sequence[str] = (),
+    tool_results: Sequence[str] = (),
+    tools: Path | None = None,
+) -> Change:
+    """Return the change that the options of `grue fork` ask for."""
+    values = {key: value_of(text) for key, text in _pairs("--set", "KEY=VALUE", settings)}
+    files = _pairs("--tool-result", "CALL=FILE", tool_results)
     return Change(
+        model=model,
+        base_url=base_url,
+        system=None if system is None else text_of(system),
         llm={key.removeprefix(_LLM): value for key, value in values.items() if key.startswith(_LLM)},
         changes={key: value for key, value in values.items() if not key.startswith(_LLM)},
-        system=None if options.system is None else text_of(options.system),
         tool_results={call: _content(Path(file)) for call, file in files},
-        tools={} if options.tools is None else _tools(options.tools),
+        tools={} if tools is None else _tools(tools),
     )
 
 
