@@ -31,6 +31,16 @@ class Noticed(Struct, frozen=True, kw_only=True):
     text: str
 
 
+def _line(event: ToolStarted | ToolEnded | Noticed) -> Line:
+    match event:
+        case ToolStarted():
+            return lines.started(event)
+        case ToolEnded():
+            return lines.ended(event)
+        case Noticed(text=text):
+            return lines.notice(text)
+
+
 class TerminalScreen(Closing):
     """Prints to a terminal, and redacts secrets. Use it as a context manager."""
 
@@ -57,18 +67,10 @@ class TerminalScreen(Closing):
             case Words(text=text, reasoning=False):
                 self._said += text
                 self._write(self._redaction.redact_text(self._words.feed(text)))
-            case ToolStarted():
+            case ToolStarted() | ToolEnded() | Noticed():
                 self._end_words()
-                self._print(lines.started(event))
-                self._row.show(printable(event.name, 60))
-            case ToolEnded():
-                self._end_words()
-                self._print(lines.ended(event))
-                self._row.show("thinking")
-            case Noticed(text=text):
-                self._end_words()
-                self._print(lines.notice(text))
-                self._row.show("thinking")
+                self._print(_line(event))
+                self._row.show(printable(event.name, 60) if isinstance(event, ToolStarted) else "thinking")
 
     def end(self, answer: str | None) -> None:
         """End the output of a turn: print the answer, unless it was streamed or is `None`."""
@@ -133,15 +135,8 @@ class PipeScreen:
 
     def on_event(self, event: LoopEvent | Noticed) -> None:
         """Print a tool call, its result or a problem, unless the output is quiet."""
-        if self._quiet:
-            return
-        match event:
-            case ToolStarted():
-                self.tell(lines.started(event))
-            case ToolEnded():
-                self.tell(lines.ended(event))
-            case Noticed(text=text):
-                self.tell(lines.notice(text))
+        if not self._quiet and not isinstance(event, Words):
+            self.tell(_line(event))
 
     def end(self, answer: str | None) -> None:
         """Print the answer, if there is one."""
