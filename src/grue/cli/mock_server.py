@@ -81,7 +81,7 @@ def _imported(module: str) -> object:
         raise MCPConfigError(f"there is no file {module!r}.")
     try:
         if module.endswith(".py"):
-            return SimpleNamespace(**runpy.run_path(module, run_name=Path(module).stem))
+            return SimpleNamespace(**runpy.run_path(module))
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):

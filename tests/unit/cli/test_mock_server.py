@@ -3,11 +3,12 @@
 import re
 from pathlib import Path
 
+import anyio
 import pytest
 
 pytest.importorskip("mcp", reason="the mock server needs the extra: pip install 'grue[mcp]'")
 
-from grue.cli.mock_server import serve
+from grue.cli.mock_server import _server, serve
 from grue.errors import MCPConfigError
 
 WRONG = {
@@ -30,3 +31,32 @@ def test_a_file_that_cannot_be_used_is_told_with_its_reason(code: str, tmp_path:
 def test_a_module_that_does_not_exist_is_told_by_its_name() -> None:
     with pytest.raises(MCPConfigError, match=re.escape("there is no module 'no.such.module'")):
         serve("no.such.module:shop", {"without": (), "page_size": None, "era": "both"}, port=None)
+
+
+MODELS = """
+from __future__ import annotations
+from pydantic import BaseModel
+from grue.testing.mock_server import MockServer
+
+shop = MockServer("shop")
+
+class Part(BaseModel):
+    price: int
+
+class Article(BaseModel):
+    parts: list[Part]
+
+@shop.tool()
+def same(article: Article) -> Article:
+    return article
+"""
+
+
+def test_the_models_of_a_file_are_found_by_their_names(tmp_path: Path) -> None:
+    """With `from __future__ import annotations`, pydantic looks the names up in the module of the file."""
+    file = tmp_path / "mine.py"
+    file.write_text(MODELS)
+    server = _server(f"{file}:shop", {"without": (), "page_size": None, "era": "both"})
+    article = {"parts": [{"price": 12}]}
+    result = anyio.run(server.call_tool, "same", {"article": article})
+    assert result.structured_content == article
