@@ -4,16 +4,19 @@ import contextlib
 import itertools
 import json
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import anyio.lowlevel
 import pytest
-from commands import grue
+from commands import faulty as configured
+from commands import grue, write_servers
 from forked_turns import ASKS, PARKS, Box, model, runner
 from msgspec.structs import replace
 from transport_servers import faulty
@@ -48,6 +51,8 @@ from grue.errors import (
     NothingToResume,
     TraceError,
 )
+from grue.fleet.fork_work import fork_again
+from grue.hosts.agent_loop import AgentLoop
 from grue.messages import (
     CheckAnswer,
     CompletionReceived,
@@ -890,6 +895,51 @@ def test_the_command(tmp_path: Path, server: ScriptedLlmServer, recorded: Path) 
     refused = grue("fork", str(recorded), "--set", "llm.speed=1", cwd=tmp_path)
     assert refused.returncode != 0
     assert "no setting llm.speed" in refused.stderr
+
+
+@pytest.mark.slow
+def test_the_servers_of_an_agent_loop_s_turn_are_those_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop has put `mcp.` before their names; the configuration has one server more than the turn."""
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+    write_servers(tmp_path / "mcp_config.json", mind=configured(), other=configured())
+    trace, forks = tmp_path / "a.jsonl", itertools.count()
+
+    def echo(request: LlmRequest) -> LlmReply:
+        if request.messages[-1]["role"] == "tool":
+            return text_reply(request.messages[-1]["content"])
+        return tool_calls_reply(("mcp.mind.echo", {"text": request.messages[0]["content"]}))
+
+    with ScriptedLlmServer(echo) as server:
+        llm = LlmSettings(base_url=server.base_url, model="m")
+        with AgentLoop(llm, system="old", servers={"mind": faulty()}, trace=trace) as loop:
+            loop.run("Say it.")
+
+        (tmp_path / "new.txt").write_text("new")
+
+        def forked(*options: str) -> subprocess.CompletedProcess[str]:
+            folder = f"fork-{next(forks)}"
+            return grue(
+                "fork", str(trace), "--system", "new.txt", "--run-dir", folder, *options, cwd=tmp_path
+            )
+
+        assert "Nothing was called." in forked().stderr
+        called = forked("--misses", "call")
+        assert (called.returncode, "new" in called.stdout) == (0, True), called.stderr
+        assert grue("tools", "--lock", cwd=tmp_path).returncode == 0
+        locked = forked("--misses", "call", "--tools", "lock")
+        assert (locked.returncode, "new" in locked.stdout) == (0, True), locked.stderr
+        monkeypatch.chdir(tmp_path)
+        case = {"trace": str(trace), "turn": 1, "system": "new", "misses": "call"}
+        episode: Any = SimpleNamespace(trace=tmp_path / "fleet.jsonl")
+        assert fork_again(case, episode)["score"] == 1
+    learned = grue("sandbox", "learn", "mcp_config.json", "mind", "--trace", str(trace), cwd=tmp_path)
+    assert "1 call, 0 failed. The box that would have sufficed:" in learned.stderr
+    learned = grue("sandbox", "learn", "mcp_config.json", "other", "--trace", str(trace), cwd=tmp_path)
+    assert (
+        "0 calls, 0 failed. The box that would have sufficed, for the server's start alone:" in learned.stderr
+    )
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue import Runner, TurnOutcome
 from grue import messages as m
@@ -17,6 +18,7 @@ from grue.cli.runs import FORK, RUNS
 from grue.cli.saying import GRUE, say, say_json, shown_argument, shown_path
 from grue.cli.trace import text_of, value_of
 from grue.config import tool_lock_file
+from grue.config.mcp_servers import configured_names
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import model_for
 from grue.engine.approval import ask_at_terminal
@@ -62,6 +64,9 @@ def fork_turn(
     refuse_script(recorded, trace, change)
     llm = model_for(recorded.asks(recorded.place(at)), change.llm, change.model, change.base_url)
     servers = {} if misses == "fail" else _servers(mcp_config, recorded.begun.servers)
+    listed = configured_names(recorded.begun.servers, change.tools)
+    if listed:  # a listing may have more servers than the turn; if it has others only, the fork says so
+        change = replace(change, tools={name: change.tools[own] for name, own in listed.items()})
     lacking = [name for name in recorded.begun.servers if name not in servers]
     if lacking and misses != "fail":
         raise MCPConfigError(
@@ -159,7 +164,8 @@ def change_of(
 
 def _servers(mcp_config: Path | None, needed: Iterable[str]) -> dict[str, ToolServer]:
     known = known_servers(GameConfiguration.of_project(), mcp_config)
-    return {**known.servers, **{name: known.usable(name) for name in needed if name in known.unusable}}
+    names = configured_names(needed, {*known.servers, *known.unusable})
+    return {name: known.usable(configured) for name, configured in names.items()}
 
 
 def _pairs(option: str, form: str, given: Sequence[str]) -> Iterator[tuple[str, str]]:

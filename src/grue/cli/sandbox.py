@@ -15,6 +15,7 @@ import msgspec
 from grue import messages as m
 from grue.cli.project import KnownServers, known_servers, named_server, only_started, watched_server
 from grue.cli.saying import say
+from grue.config.mcp_servers import configured_names
 from grue.config.settings import GameConfiguration
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MCPServerStartupError, MCPToolCallError
@@ -116,7 +117,8 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
                 continue
             failed += result.is_error
             say(printable(f"{tool}: {result.error_message if result.is_error else 'answered'}"), err=True)
-    say(f"{counted(count, 'call')}, {failed} failed. The box that would have sufficed:", err=True)
+    alone = "" if count else ", for the server's start alone"
+    say(f"{counted(count, 'call')}, {failed} failed. The box that would have sufficed{alone}:", err=True)
     box, left_out = learned()
     say(box)
     if left_out:
@@ -128,7 +130,7 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
     for trace in traces:
         for envelope in open_episode(trace):
             body = envelope.body
-            if isinstance(body, m.ToolCalled) and body.server == name:
+            if isinstance(body, m.ToolCalled) and configured_names((body.server,), {name}):
                 yield body.tool, body.arguments
     if not traces and sys.stdin.isatty():
         say(f"Write a call a line, as {_EXAMPLE}; Ctrl-D ends them.", err=True)

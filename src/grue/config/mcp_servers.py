@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
@@ -48,6 +48,7 @@ from grue.config.server_auth import (
 )
 from grue.errors import MCPConfigError
 from grue.policies import StartAhead, StartWhen
+from grue.protocol.tools.names import MCP_PREFIX
 from grue.runtime.files import as_path, os_errors_as
 from grue.runtime.safe_text import fault_text
 from grue.sandbox.box import Sandbox, sandbox_of
@@ -495,6 +496,15 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
                 raise
             raise MCPConfigError(f"{before}{error}", path=error.path) from error
     return found
+
+
+def configured_names(used: Iterable[str], configured: Container[str]) -> dict[str, str]:
+    """Map each server's name in a trace to its name in a configuration; leave out those not configured.
+
+    They differ in an agent loop, such as `grue chat`, which puts `mcp.` before the names of MCP servers.
+    """
+    names = ((name, name if name in configured else name.removeprefix(MCP_PREFIX)) for name in used)
+    return {name: own for name, own in names if own in configured}
 
 
 def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:

@@ -67,7 +67,7 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
             recorder.settle()
         return _scores(recorded, recorded)
     llm = model_for(run.asks(run.place(settings.at)), settings.llm, settings.model, settings.base_url)
-    with Runner(llm=llm, servers=_servers(settings), trace=episode.trace) as runner:
+    with Runner(llm=llm, servers=_servers(settings, run.begun.servers), trace=episode.trace) as runner:
         outcome: TurnOutcome[Any] = runner.fork(
             settings.trace,
             turn=settings.turn,
@@ -79,13 +79,14 @@ def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
     return _scores(outcome, recorded)
 
 
-def _servers(case: ForkCase) -> dict[str, Any]:
+def _servers(case: ForkCase, needed: Iterable[str]) -> dict[str, Any]:
     if case.misses == "fail":
         return {}
-    from grue.config.mcp_servers import MCPConfig, tool_servers
+    from grue.config.mcp_servers import MCPConfig, configured_names, tool_servers
     from grue.config.settings import GameConfiguration
 
-    return dict(tool_servers(MCPConfig.from_file(GameConfiguration.of_project().mcp_config_path)))
+    known = tool_servers(MCPConfig.from_file(GameConfiguration.of_project().mcp_config_path))
+    return {name: known[configured] for name, configured in configured_names(needed, known).items()}
 
 
 def _scores(end: TurnOutcome[Any] | m.TurnEnd | None, recorded: m.TurnEnd | None) -> dict[str, float]:
