@@ -417,6 +417,25 @@ def test_a_program_of_ones_own_is_added_by_its_file_and_called_by_example(tmp_pa
 
 
 @pytest.mark.slow
+def test_a_key_that_would_be_written_as_it_is_is_pointed_out_and_a_digest_without_a_bundle_refused(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "own.py").touch()
+    address = ("http://127.0.0.1:9/mcp?key=sk-ant-abcdefabcdef1234", "--use", "remote")
+    for words in (("own.py", "--", "--api-key", "sk-ant-abcdefabcdef1234"), address):
+        asked = grue("add", *words, cwd=tmp_path)
+        assert "looks like a key, which the file would hold as it is: write" in asked.stdout
+        assert "Nothing was written." in asked.stderr
+    for words in (
+        ("own.py", "--", "--api-key", "${MY_KEY}", "--port", "8000"),
+        ("http://127.0.0.1:9/mcp", *address[1:]),
+    ):
+        assert "looks like a key" not in grue("add", *words, cwd=tmp_path).stdout
+    refused = grue("add", "own.py", "--sha256", "00", cwd=tmp_path)
+    assert refused.stderr == "grue: --sha256 is the digest of a bundle, and own.py is none.\n"
+
+
+@pytest.mark.slow
 def test_an_argument_that_is_too_long_to_be_a_path_is_an_argument(tmp_path: Path) -> None:
     (tmp_path / "own.py").touch()
     for source in ("own.py", "npm:weather"):

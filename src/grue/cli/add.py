@@ -42,6 +42,7 @@ from grue.sandbox.box import Sandbox, in_words, sandbox_of
 from grue.sandbox.launch import missing_for
 from grue.tool_sessions.failures import failure_text
 from grue.tool_sessions.oauth_settings import LOOPBACK
+from grue.tool_sessions.redaction import Redactor
 from grue.transports.mcp.http_faults import environment_fault
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ def add_server(adding: Adding) -> bool:
             raise MCPConfigError(fault)
         return _add_bundle(adding, source, adding.sha256, path, answers)
     own = _own(adding, path.parent)
+    if own is not None and adding.sha256 is not None:
+        raise MCPConfigError(f"--sha256 is the digest of a bundle, and {shown(adding.source)} is none.")
     if own is not None:
         return _add(adding, own, path, answers, lambda: None)
     try:
@@ -110,6 +113,8 @@ def add_server(adding: Adding) -> bool:
     if offered is not None:
         with _downloaded(offered, adding) as file:
             return _add_bundle(adding, file, adding.sha256 or offered.sha256, path, answers, offered)
+    if adding.sha256 is not None:
+        raise MCPConfigError(f"--sha256 is the digest of a bundle, and {shown(adding.source)} names none.")
     env = os.environ.keys()
     server = descriptions.read_server(description, answers, name=adding.name, kind=adding.kind, env=env)
     if adding.source.partition(":")[0] in _PACKAGES:
@@ -197,6 +202,11 @@ def _add(
         raise MCPConfigError(_taken(name, path))
     tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path))  # raises if the lock is damaged
     _show(server, entry)
+    texts = [*entry.get("args", ()), entry.get("url", "")]
+    hidden = Redactor().words("", texts)[1:]
+    if any(text != safe and "${" not in text for text, safe in zip(texts, hidden, strict=True)):
+        say("key      something above looks like a key, which the file would hold as it is: write")
+        say("         '${API_KEY}' in its place, and set API_KEY in the environment")
     question = f"Write it to {shown(str(path))}, start it and approve its tools?"
     _require_consent(adding, question, "Nothing was written.")
 

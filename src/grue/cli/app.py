@@ -32,9 +32,9 @@ Settings are read from pyproject.toml in the working directory, from the
 tables tool.grue.llm, tool.grue.mcp and others. API keys are read from the
 environment, such as OPENROUTER_API_KEY.
 
-The exit status is 0 if a command succeeds, 1 if it fails, 2 if an option or a
-configuration file cannot be used, and 130 if Ctrl-C interrupted it. If a
-command has others, its help says so.
+The exit status is 0 if a command succeeds, and 130 if Ctrl-C interrupted it. If
+it fails, the status is 2 for most faults of an option or a configuration file,
+and 1 for all others. If a command has others, its help says so.
 """
 
 app = typer.Typer(
@@ -81,7 +81,8 @@ _START = typer.Option(
     "begins.\n\n"
     "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
     "what the previous turn's tool calls change.\n\n"
-    "after_turn and beside_turn cannot apply to the first turn. For that turn, the default below counts.\n\n"
+    "after_turn and beside_turn cannot apply to the first turn. For that turn, the default below counts; if "
+    "that is when_called, they are refused.\n\n"
     "The first four values have no effect if the server's entry in mcp_config.json has a key `start`. The "
     "last two have none if the value of that key is when_called.",
     show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
@@ -147,7 +148,7 @@ def play(
         f"{FailurePolicy().fallbacks_before_stop} such turns in a row end the episode."
     ),
     resume: Path | None = opt.resume(
-        "episode", "--turns, --turn-timeout and the options below", ", and the last value of --turns"
+        "episode", "--turns, --turn-timeout and the options below", "; --turns is as in the last run"
     ),
     start: Literal[StartWhen, StartAhead] | None = _START,
     stream: bool = opt.STREAM,
@@ -301,7 +302,7 @@ def add(
     sha256: str | None = typer.Option(
         None,
         metavar="HEX",
-        help="The SHA-256 digest that the bundle must have.",
+        help="The SHA-256 digest that the bundle must have; refused for any other SOURCE.",
         show_default="the one in server.json or the registry; for a .mcpb file on this machine, none",
     ),
     registry: str | None = typer.Option(
@@ -327,8 +328,9 @@ def add(
     writes the entry. If it does not approve the tools, it prints what to do. If
     the server does not start, its entry remains, and the exit status is 1.
 
-    API keys are not written into mcp_config.json, only the names of their
-    environment variables, such as ${API_KEY}. If this machine can enforce
+    Of the API keys that a server's description asks for, mcp_config.json gets only
+    the names of environment variables, such as ${API_KEY}. ARGUMENTS and a URL are
+    written as they are: name a variable there, too ('${API_KEY}'). If this machine can enforce
     sandboxes, a program that is not your own runs in one (see grue sandbox). An
     OCI image runs in its own container instead.
     """
@@ -411,8 +413,8 @@ def chat(
 
     At a terminal, type /help for the commands of the chat. A turn is one input
     with the model's answer. In a pipe, the exit status is 1 if an input has no
-    answer, or if a command such as /save fails. To ask one question from the
-    command line:
+    answer, or if a command such as /save fails; a mistyped command does not count.
+    To ask one question from the command line:
     echo "What is on my list?" | grue chat
     """
     from grue.cli.chat.program import chat as run_chat
@@ -527,8 +529,9 @@ _TOOL_RESULT = typer.Option(
 _OTHER_TOOLS = typer.Option(
     None,
     metavar="FILE",
-    help="Offer the model the tools in this file instead: an mcp_tools.listing.json, which `grue tools "
-    "--lock` writes beside mcp_tools.lock, or an edited copy of it. `--tools lock` takes the "
+    help="For each server of the turn that this file names, offer the model the tools in the file. Other "
+    "servers keep the recorded ones. The file is an mcp_tools.listing.json, which `grue tools --lock` writes "
+    "beside mcp_tools.lock, or an edited copy of it. `--tools lock` takes the "
     "mcp_tools.listing.json beside the mcp_config.json of this folder.",
     show_default="the recorded ones",
 )
@@ -629,8 +632,8 @@ def tools(
         False,
         "--lock",
         help="Approve the listed tools: write their digests into mcp_tools.lock and their definitions "
-        "into mcp_tools.listing.json, beside mcp_config.json. If a tool changes later, grue reports "
-        "it.",
+        "into mcp_tools.listing.json, beside mcp_config.json or the FILE of --mcp-config. Servers that "
+        "this file no longer has are removed from both. If a tool changes later, grue reports it.",
     ),
 ) -> bool:
     """List the tools of the configured MCP servers, with their arguments.

@@ -103,7 +103,7 @@ def run(
 
     At Ctrl-C no further episodes are started, and the command ends when the
     running ones have ended. A second Ctrl-C cancels them. The exit status is
-    then 1, too, if an episode is left without a result.
+    then always 1.
     """
     from grue.cli.fleet import print_plan, run_fleet
 
@@ -128,7 +128,8 @@ def retry(
     `grue fleet run` gives an episode up after three attempts in which its worker
     was killed, or a server or the model could not be reached. An error that the
     sweep's function raised is a result: such an episode is not run again. The
-    exit status is 1 if an episode is left without a result.
+    exit status is 1 if an episode is left without a result. At Ctrl-C the command
+    ends as `grue fleet run` does.
     """
     from grue.cli.fleet import run_fleet
 
@@ -142,9 +143,9 @@ _WHERE = typer.Option(
     help='Fork only turns that meet this condition, such as "tool ~ shop and calls > 3". A '
     "condition is one or more tests NAME OPERATOR VALUE, joined by `and`. The operators are =, !=, > "
     "and <, and ~ for a regular expression. The names are:\n\n"
-    "tool: the name of a tool that the turn called: mcp.shop.list for the tool list of an MCP server "
-    "shop, shop.list for one of your Python functions. One call that fits is enough; with != no call "
-    "may have this name.\n\n"
+    "tool: the name of a tool that the turn called, such as shop.list for the tool list of the server shop. "
+    "In traces of `grue chat`, mcp. stands before the names of MCP servers; you may leave it out. One call "
+    "that fits is enough; with != no call may have this name.\n\n"
     "error: the text of an error of a tool call. One that fits is enough, too.\n\n"
     "calls: how many tool calls the turn made.\n\n"
     "requests: how many requests to the model it made.\n\n"
@@ -210,7 +211,8 @@ def fork(
 
     Their scores are: score (1 if the model gave an answer, else 0), same_answer
     and same_calls (1 if they are as recorded, else 0), requests and tool_calls
-    (how many there were). The exit status is 1 if a fork has no result.
+    (how many there were). The exit status is 1 if a fork has no result. At Ctrl-C
+    the command ends as `grue fleet run` does.
     """
     from grue.cli.fleet import fork_fleet
     from grue.cli.fork import change_of
@@ -526,7 +528,7 @@ def show(
         ...,
         metavar="ID",
         help="The id of an episode, or its first characters; `grue fleet table` and `grue fleet "
-        "failures` print ids.",
+        "compare` print ids.",
     ),
 ) -> None:
     """Show an episode: its settings, and for each attempt the scores and a command that shows the trace."""

@@ -235,7 +235,8 @@ def trace_query(
         ...,
         metavar="SQL",
         help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
-        'episodes, turns, calls and requests; "describe calls" lists the columns of calls.',
+        "episodes, turns, calls (those of turns; `grue run` calls tools between turns) and requests; "
+        '"describe calls" lists the columns of calls.',
     ),
     places: list[Path] | None = typer.Argument(
         None,
