@@ -551,7 +551,8 @@ class HostTurn(Generic[T]):
                 raise
             finally:
                 self.progress.leave()
-                past.ran, past.end, past.last_request = True, actors.end, actors.last_request
+                if past.history is not None:
+                    past.ran, past.end, past.last_request = True, actors.end, actors.last_request
                 # Store the states after a failure or a cancellation too, because the next turn has to know
                 # which servers were connected or disabled in this one.
                 memory.learn(actors.connections)
