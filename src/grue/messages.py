@@ -649,12 +649,12 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 
 
 class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an endpoint reports about a reply, for telemetry and display only.
+    """What is known about a reply, for telemetry and display only.
 
     Attributes:
         service_tier: The service tier that answered (OpenAI).
         system_fingerprint: The version of the provider's system (OpenAI).
-        first_chunk_s: For a streamed reply, the time from the request to its first event.
+        first_chunk_s: Seconds from the request to a streamed reply's first event; `None`: not streamed.
     """
 
     id: str = ""

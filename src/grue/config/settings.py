@@ -124,7 +124,10 @@ class _Table:
 
 @dataclass(config=_STRICT)
 class AgentSampling(_Table):
-    """Sampling parameters of the agent's model. A parameter that is `None`, the default, is not sent."""
+    """Sampling parameters of the agent's model; `None`, the default, is not sent.
+
+    A wire format that needs a limit sends its own in place of a `max_tokens` that is `None`.
+    """
 
     temperature: _NotNegative | None = None
     top_p: _Share | None = None

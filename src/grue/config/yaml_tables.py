@@ -76,8 +76,11 @@ def servers_of(
             name = dotted(keys)
             both = f"{name}.config_file: keep this or {name}.servers, not both."
             raise document.error((*keys, "config_file"), both)
-        path = document.path.parent / table.config_file
-        return tool_servers(MCPConfig.from_file(path, named=True)) if table.enabled else {}, frozenset()
+        if table.enabled:
+            servers = tool_servers(MCPConfig.from_file(document.path.parent / table.config_file, named=True))
+            return servers, frozenset(
+                name for name, each in servers.items() if each.options.required is False
+            )
     if not table.enabled or not table.servers:
         return {}, frozenset()
     entries = {

@@ -1,7 +1,8 @@
 """The identity of an episode: a hash of everything that decides what the episode is."""
-# All runs of the same sweep compute the same id, on any machine. The hash covers the work and its version,
-# the case, the repetition and the content of the files that the case names; not grue's version, workers,
-# limits or keys.
+# Each run of a sweep computes the same id for the same episode; on another machine, too, if the work's name
+# and the paths in the settings are the same there. The hash covers the work's name and version, the case, the
+# repetition, and the content of files in settings that the work declares (`files`); not grue's version,
+# workers, limits or keys.
 
 import hashlib
 import math

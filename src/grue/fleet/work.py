@@ -37,7 +37,7 @@ class Episode(Struct, frozen=True, kw_only=True):
     """The episode that the work plays.
 
     Attributes:
-        id: The episode's id, which is the same for the same case on any machine.
+        id: The episode's id; the same in each run of the sweep, and on machines with the same paths.
         folder: The folder of this attempt. Files that the work writes into it are kept with the episode.
         repetition: Number of the episode among those with equal settings, from 0.
         interrupted: The folder of the last attempt that was interrupted and has a trace. The work may read it

@@ -284,8 +284,8 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # One text may have been cut in the middle of a secret or a placeholder. The other text has a whole
-    # placeholder there. Compare the texts up to this place.
+    # One text may have been cut in the middle of a secret, where the other text has a placeholder, or the
+    # beginning of one. So compare the texts up to the start of a placeholder that only one of them has.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 

@@ -723,7 +723,8 @@ class _Incoming:
             except DamagedStream as error:
                 raise DamagedStream(f"event {self._events} {error}") from error
             if assembler.held > MAX_BODY_BYTES:
-                # Refuse the reply before its pieces are joined, because joining them is one long call into C.
+                # Refuse the reply before its pieces are joined: that is one long call into C, which would
+                # hold the GIL and stop every thread.
                 raise OversizedStream(f"the reply is longer than {MAX_BODY_BYTES} bytes")
             if assembler.finished:
                 break

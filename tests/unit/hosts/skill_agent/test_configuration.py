@@ -81,12 +81,14 @@ instructions: Be brief.
 
 
 def test_the_file_that_other_hosts_write_can_be_named_instead(tmp_path: Path) -> None:
-    servers = {"mcpServers": {"think": {"command": "think", "timeout_seconds": 7}}}
+    other = {"other": {"command": "other", "required": False}}
+    servers = {"mcpServers": {"think": {"command": "think", "timeout_seconds": 7}, **other}}
     (tmp_path / "mcp_config.json").write_text(json.dumps(servers))
     config = load_config(write(tmp_path, "mcp: {config_file: mcp_config.json}"))
-    (server,) = config.servers.values()
+    server, _ = config.servers.values()
     assert isinstance(server, StdioServer)
     assert server.options.call_timeout_s == 7, "in that file it is the limit of a call"
+    assert config.optional_servers == {"other"}
 
 
 def test_a_server_may_be_absent(tmp_path: Path) -> None:
