@@ -756,7 +756,8 @@ def error_for(end: m.TurnFailed) -> MCPError:
         case m.NoAnswer(reason=reason, raw=raw):
             text = f"The model gave no acceptable answer in turn {end.turn}: {reason}"
             text += "\nRaise max_tokens, or ask for less." if reason.startswith(CUT.partition("{")[0]) else ""
-            text += "\nIts last reply is in `raw`. AnswerSpec.of(..., fallback=...) gives a value instead."
+            text += "\nIts last reply is in `raw`. " if raw else "\n"
+            text += "AnswerSpec.of(..., fallback=...) gives a value instead."
             return errors.AnswerError(text, raw=raw, tool_calls=end.tool_calls)
         case m.Interrupted(reason=reason):
             return MCPError(f"Turn {end.turn} was interrupted: {reason}.")

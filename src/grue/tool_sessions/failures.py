@@ -144,6 +144,8 @@ def remedy_for(
         return (
             f'A script needs its interpreter: write "command": "{interpreter}", "args": ["{command}", ...].'
         )
+    if missing and "/" in command and not command.startswith("/"):
+        return "A relative `command` begins at the server's `cwd`. Correct it, or write the whole path."
     if missing:
         return _INSTALL.get(
             program, f"Install {program}, or correct `command` in the server's configuration."

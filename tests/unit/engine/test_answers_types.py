@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, model_validator
 
 from grue import AnswerSpec, FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.engine.answers import as_json
+from grue.engine.turn import error_for
 from grue.errors import AnswerError, AnswerStopped, LLMError, MCPConfigError
+from grue.messages import NoAnswer, TurnFailed
 from grue.testing.llm_server import (
     ScriptedLlmServer,
     completion,
@@ -255,6 +257,13 @@ def test_an_error_of_a_turn_has_the_calls_that_were_made(kind: type[Any], ending
             runner.run_turn(TurnRequest(user="u", answer=Record))
     (call,) = raised.value.tool_calls
     assert (call.name, call.settlement, call.result.content) == ("bank.pay", "returned", "paid")
+
+
+@pytest.mark.parametrize("raw", ["well", "", None])
+def test_an_error_points_to_the_last_reply_if_there_is_one(raw: str | None) -> None:
+    error = error_for(TurnFailed(turn=1, failure=NoAnswer(reason="it is not JSON", raw=raw)))
+    assert ("in `raw`" in str(error)) == bool(raw)
+    assert str(error).endswith("AnswerSpec.of(..., fallback=...) gives a value instead.")
 
 
 @pytest.mark.parametrize("told", [False, True])

@@ -60,6 +60,8 @@ def test_r14_5_node_commands_get_the_words_of_the_requirement(command: str, phas
 def test_r14_1_a_missing_command_says_what_to_install() -> None:
     assert "astral.sh" in remedy_for("uvx", "spawn", missing=True)
     assert "Install foo" in remedy_for("foo", "spawn", missing=True)
+    assert "Install foo" in remedy_for("/opt/foo", "spawn", missing=True)
+    assert "begins at the server's `cwd`" in remedy_for("bin/foo", "spawn", missing=True)
 
 
 @pytest.mark.parametrize(
