@@ -176,7 +176,11 @@ def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncCont
 
 
 class WrappedConnection:
-    """A `ToolConnection` that passes its calls on to another `ToolConnection`. A base for subclasses."""
+    """A `ToolConnection` that passes each method on to another one. A base for subclasses.
+
+    Of the optional methods it passes on only those below. A subclass that needs `call_with_blocks`, `request`
+    or `still_there` defines it.
+    """
 
     def __init__(self, connection: ToolConnection) -> None:
         self._connection = connection

@@ -261,7 +261,7 @@ class KeptConversation:
         if file is not None:
             kept._append_to(file)
         if saved.mark is None:
-            # If the process was killed within a turn, answer the calls that have no answer.
+            # No turn can be resumed. If one without a trace was killed, answer the calls that have no answer.
             kept.history.close(None)
         return kept
 

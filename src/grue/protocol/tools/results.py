@@ -205,9 +205,9 @@ class JsonText(str):
 
 
 def why_unknown(name: str, missing: Mapping[m.ServerName, str]) -> str:
-    """Return the end of an error text about an unknown tool: why `missing` servers of that name are not used.
+    """Return the end of an error text about an unknown tool: why the server in its name is not used.
 
-    For a name without a server, these are all missing servers.
+    `missing`: the reasons, by server. For a name without a server, return those of all missing servers.
     """
     bare = not NAME_SEPARATORS.search(name)
     reasons = [

@@ -214,14 +214,14 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
             return _presumed_reported(state, event)
         case s.Presuming(pending=pending), m.StartupFailed() if event.server in pending:
             return _not_started(state, event)
-        case s.Presuming(reply=None, turn=turn), m.CompletionReceived() | m.CompletionFailed():
-            turn = heard(turn, event) if isinstance(event, m.CompletionReceived) else turn
-            return _when_verified(replace(state, turn=turn, reply=event))
-        case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage):
+        case s.Presuming(reply=None, turn=turn), m.CompletionReceived():
+            return _when_verified(replace(state, turn=heard(turn, event), reply=event))
+        case s.Presuming(reply=None, turn=turn), m.CompletionFailed(usage=usage):
+            counted = replace(event, usage=m.Usage())  # `refused` would count it again
+            return _when_verified(replace(state, turn=turn.count(usage), reply=counted))
+        case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage) | m.CompletionFailed(usage=usage):
             # The reply was on its way when the agent sent `DropCompletion`. Count only its cost.
             return replace(state, turn=turn.count(usage)), ()
-        case s.AwaitingDrop(), m.CompletionFailed():
-            return state, ()
         case s.AwaitingDrop(), m.ReplyDropped():
             return _dropped(state, event)
         case s.AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (

@@ -202,7 +202,7 @@ def _project_folders(server: StdioServer) -> Iterator[Path]:
 
 
 def _global(server: StdioServer) -> Iterator[Path]:
-    """Yield the folders in which npm usually keeps global packages, which depend on its settings."""
+    """Yield the folders in which npm may keep global packages, by its settings; they need not exist."""
     environment = server.environment()
     prefixes = [environment.get(name) for name in ("npm_config_prefix", "NPM_CONFIG_PREFIX", "PREFIX")]
     prefixes += [_npmrc_prefix(expanded(environment.get("HOME", "~")) / ".npmrc"), "/usr/local"]

@@ -206,6 +206,16 @@ def test_a_failed_completion_is_asked_again_if_the_tools_were_others() -> None:
     assert reason(walk) == "not as presumed: b.look"
 
 
+def test_what_a_failed_completion_has_cost_is_counted_once() -> None:
+    paid = replace(llm_failed(), usage=USAGE)
+    went_on = Walk(*EARLY, paid, opened("a"), opened("b"))
+    dropped = Walk(*EARLY, paid, opened("a"), reworded("b", "look"), replace(GONE, usage=Usage()))
+    on_its_way = Walk(*EARLY, empty("a"), empty("b"), paid, replace(GONE, usage=Usage()))
+    not_started = Walk(*EARLY, paid, startup_failed("b"))
+    for walk in (went_on, dropped, on_its_way, not_started):
+        assert progress_of(walk.state).usage == USAGE
+
+
 def test_a_deadline_closes_the_sessions_that_are_starting_too() -> None:
     walk = Walk(*EARLY, opened("a"), DEADLINE)
     assert out(walk) == "CloseSession CloseSession"
