@@ -431,6 +431,8 @@ def test_a_key_that_would_be_written_as_it_is_is_pointed_out_and_a_digest_withou
         ("http://127.0.0.1:9/mcp", *address[1:]),
     ):
         assert "looks like a key" not in grue("add", *words, cwd=tmp_path).stdout
+    named = grue("add", "mine", "own.py", "data.txt", cwd=tmp_path)
+    assert named.stderr == "grue: There is no file mine. Did you mean: grue add own.py --name mine\n"
     refused = grue("add", "own.py", "--sha256", "00", cwd=tmp_path)
     assert refused.stderr == "grue: --sha256 is the digest of a bundle, and own.py is none.\n"
 

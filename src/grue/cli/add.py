@@ -88,6 +88,12 @@ def add_server(adding: Adding) -> bool:
     source = Path(adding.source)
     is_program = "://" not in adding.source and (source.suffix == ".py" or source.suffix in _SCRIPTS)
     if adding.arguments and not is_program and adding.source.partition(":")[0] not in (*_PACKAGES, *_INSTEAD):
+        program = next((each for each in adding.arguments if Path(each).suffix in (".py", *_SCRIPTS)), None)
+        if program is not None and not source.exists():
+            written = shlex.join([program, "--name", adding.source])
+            raise MCPConfigError(
+                f"There is no file {shown(adding.source)}. Did you mean: {GRUE} add {written}"
+            )
         raise MCPConfigError(
             "Arguments are for npm:, pypi:, oci: and programs of yours. A description says which it takes:"
             " --set NAME=VALUE."

@@ -328,11 +328,11 @@ def add(
     writes the entry. If it does not approve the tools, it prints what to do. If
     the server does not start, its entry remains, and the exit status is 1.
 
-    Of the API keys that a server's description asks for, mcp_config.json gets only
-    the names of environment variables, such as ${API_KEY}. ARGUMENTS and a URL are
-    written as they are: name a variable there, too ('${API_KEY}'). If this machine can enforce
-    sandboxes, a program that is not your own runs in one (see grue sandbox). An
-    OCI image runs in its own container instead.
+    If a server's description asks for an API key, mcp_config.json gets the name
+    of an environment variable, such as ${API_KEY}. ARGUMENTS and a URL are
+    written as they are: name a variable there, too ('${API_KEY}'). If this
+    machine can enforce sandboxes, a program that is not your own runs in one (see
+    grue sandbox). An OCI image runs in its own container instead.
     """
     from grue.cli.add import Adding, add_server
 
@@ -413,8 +413,8 @@ def chat(
 
     At a terminal, type /help for the commands of the chat. A turn is one input
     with the model's answer. In a pipe, the exit status is 1 if an input has no
-    answer, or if a command such as /save fails; a mistyped command does not count.
-    To ask one question from the command line:
+    answer, or if a command such as /save fails; a mistyped one does not count. To
+    ask one question from the command line:
     echo "What is on my list?" | grue chat
     """
     from grue.cli.chat.program import chat as run_chat

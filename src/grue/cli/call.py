@@ -9,7 +9,7 @@ from typing import Any
 
 from grue import messages as m
 from grue.cli.project import known_servers
-from grue.cli.saying import GRUE, say
+from grue.cli.saying import GRUE, say, shown_argument
 from grue.cli.tools import arguments_of, example_of, required_of
 from grue.config.documents import nearest
 from grue.config.settings import GameConfiguration
@@ -19,6 +19,7 @@ from grue.errors import MCPConfigError
 from grue.protocol.tools.names import split_name
 from grue.runtime.safe_text import plain_text, printable
 from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.tool_sessions.server_specs import StdioServer, is_boxed
 
 
 def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str]) -> m.JsonObject:
@@ -132,6 +133,10 @@ def call_tool(
         say(json.dumps(shown.to_dict()))
     else:
         _print(name, shown)
+    configured = servers[server]
+    if result.is_error and isinstance(configured, StdioServer) and is_boxed(configured.sandbox):
+        learn = f"{GRUE} sandbox learn {shown_argument(Path(known.source))} {server}"
+        say(f"It runs in a sandbox. To see whether that refused it something: {learn}", err=True)
     return not result.is_error
 
 

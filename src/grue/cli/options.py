@@ -80,8 +80,8 @@ OTEL = typer.Option(
     False,
     "--otel",
     help="Also send the trace by OpenTelemetry, to the URL that OTEL_EXPORTER_OTLP_ENDPOINT in the "
-    "environment names; if it names none, nothing is sent. Needs the packages opentelemetry-sdk and "
-    "opentelemetry-exporter-otlp-proto-http.",
+    "environment names; if it names none, nothing is sent. Needs OpenTelemetry's SDK and its OTLP exporter "
+    "for HTTP; if one is absent, the error says how to install it.",
 )
 
 

@@ -17,6 +17,7 @@ from grue.cli.live_terminal import Terminal
 from grue.cli.play_options import EpisodeOptions, chosen_backends, resumed_options
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, from_here, say, shown_argument
+from grue.config.documents import parse_yaml
 from grue.config.mcp_servers import without_network
 from grue.engine.approval import ask_at_terminal
 from grue.errors import MCPConfigError
@@ -180,6 +181,7 @@ def _default_agent(options: RunOptions) -> Path:
     copy = Path("weekly-report")
     try:
         if not copy.exists():
+            parse_yaml(EXAMPLE.read_text(encoding="utf-8"), copy / EXAMPLE.name)  # raises if pyyaml is absent
             shutil.copytree(EXAMPLE.parent, copy, copy_function=shutil.copyfile)
             say(f"The bundled example is now in the folder {copy}.", err=True)
     except OSError as error:

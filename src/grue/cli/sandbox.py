@@ -103,27 +103,38 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
     """Make the calls in `traces`, or on stdin, and print a sandbox for them; return whether all succeeded."""
     watched, learned = watched_server(_known(path), name)
     count = failed = 0
+    unreadable: MCPConfigError | None = None
     with ToolClient({name: watched}) as client:
         outcome = client.connect(name)[name]
         if not isinstance(outcome, m.SessionOpened):
             raise MCPServerStartupError(failure_text(client.recorder.redacted_body(outcome)), server=name)
-        for tool, arguments in _calls(name, traces):
-            count += 1
-            try:
-                result = client.call(f"{name}.{tool}", arguments)
-            except MCPToolCallError as error:
-                failed += 1
-                say(printable(f"{tool}: {error}"), err=True)
-                continue
-            failed += result.is_error
-            say(printable(f"{tool}: {result.error_message if result.is_error else 'answered'}"), err=True)
+        try:
+            for tool, arguments in _calls(name, traces):
+                count += 1
+                fault = _fault_of_call(client, f"{name}.{tool}", arguments)
+                failed += fault is not None
+                say(printable(f"{tool}: {fault or 'answered'}"), err=True)
+        except MCPConfigError as error:
+            if not count:
+                raise
+            unreadable = error
     alone = "" if count else ", for the server's start alone"
     say(f"{counted(count, 'call')}, {failed} failed. The box that would have sufficed{alone}:", err=True)
     box, left_out = learned()
     say(box)
     if left_out:
         say(left_out, err=True)
+    if unreadable is not None:
+        raise unreadable
     return failed == 0
+
+
+def _fault_of_call(client: ToolClient, name: str, arguments: m.JsonObject) -> str | None:
+    try:
+        result = client.call(name, arguments)
+    except MCPToolCallError as error:
+        return str(error)
+    return (result.error_message or "it failed") if result.is_error else None
 
 
 def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
@@ -134,14 +145,14 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
                 yield body.tool, body.arguments
     if not traces and sys.stdin.isatty():
         say(f"Write a call a line, as {_EXAMPLE}; Ctrl-D ends them.", err=True)
-    for line in () if traces else _lines(sys.stdin):
+    for number, line in enumerate(() if traces else _lines(sys.stdin), 1):
         tool, _, text = line.strip().partition(" ")
         if not tool:
             continue
         try:
             arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
         except (msgspec.DecodeError, RecursionError) as error:
-            fault = f"Write TOOL and a JSON object in one line, as {_EXAMPLE}: {error}."
+            fault = f"Line {number}: write TOOL and a JSON object, as {_EXAMPLE}: {error}."
             raise MCPConfigError(fault) from error
         yield tool, arguments
 

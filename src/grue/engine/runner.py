@@ -496,7 +496,7 @@ class Runner(AsyncToolAccess, Closing):
         total: int | None = None,
         batch: str | PathLike[str] | Batching | None = None,
     ) -> Iterator[BatchItem[TurnOutcome[T]]]:
-        """Run many turns in parallel and yield the result of each, in order.
+        """Run many turns in parallel; yield a `BatchItem` for each, in order: `index`, `outcome` or `error`.
 
         Each turn is a separate episode. Its number is its position, from 1. It has sessions of its own, but
         with `keep="sessions"` each of the `concurrency` workers keeps one session per server for all its

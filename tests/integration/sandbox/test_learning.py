@@ -197,6 +197,17 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
     assert learned.returncode == 1, learned
     assert "2 calls, 1 failed" in learned.stderr
     assert sandbox_of(json.loads(learned.stdout)["sandbox"]) == Sandbox()
+    cut = subprocess.run(
+        learn,
+        cwd=tmp_path,
+        env=commands.environment(),
+        input=f"{calls}think {{bad\n",
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "grue: Line 3: write TOOL and a JSON object, as" in cut.stderr
+    assert (cut.returncode, cut.stdout) == (2, learned.stdout), "what was learned before is printed"
     unknown = commands.grue("sandbox", "try", "absent", "--mcp-config", str(path), "--", "true", cwd=tmp_path)
     assert "no preset and no server 'absent'" in unknown.stderr
     (tmp_path / "garbage").write_bytes(b"\x01\x02")
@@ -285,6 +296,10 @@ def test_the_calls_of_a_trace_are_made_again_while_the_server_is_watched(tmp_pat
     absent = commands.grue("sandbox", "learn", str(path), "reader", "--trace", "no.jsonl", cwd=tmp_path)
     assert absent.returncode != 0
     assert "no.jsonl" in absent.stderr
+    path.write_text(json.dumps({"mcpServers": {"reader": {**entry, "sandbox": "pure"}}}))
+    refused = commands.grue("call", "reader.read", "--arg", f"path={work / 'asked'}", cwd=tmp_path)
+    assert refused.returncode == 1, refused
+    assert "refused it something: grue sandbox learn mcp_config.json reader\n" in refused.stderr
 
 
 def test_the_bundled_server_runs_in_pure_where_the_machine_can(tmp_path: Path) -> None:
