@@ -3,7 +3,9 @@
     python benchmarks/large_worker.py CHAT_URL BYTES PATH...
 
 Each PATH is one of `PATHS`. For each path, a turn with a small message runs first and is not counted. Then a
-turn with a large message runs beside a task that should run every millisecond. The report is a line of JSON:
+turn with a large message runs beside a task that should run every millisecond. Right before it, the garbage
+is collected: otherwise the interpreter's first full collection after the imports, 0.1 s once in a process,
+would come in any of the turns, whatever its message. The report is a line of JSON:
 
 - `seconds`: the time of the turn.
 - `gap_ms`: the longest time between two runs of the task. Time in which this process did not use the CPU does
@@ -14,6 +16,7 @@ turn with a large message runs beside a task that should run every millisecond. 
 """
 
 import asyncio
+import gc
 import json
 import sys
 import tempfile
@@ -176,6 +179,7 @@ async def measured(chat_url: str, path: str, size: int) -> dict[str, object]:
         if not traced:
             await a_turn(chat_url, path, SMALL, users_text(path, SMALL), folder)
         text = users_text(path, size)
+        gc.collect()
         begun = time.perf_counter()
         async with Ticks() as ticks:
             work = a_trace(path, size, text, folder) if traced else a_turn(chat_url, path, size, text, folder)
