@@ -649,7 +649,7 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
 
 
 class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is known about a reply, for telemetry and display only.
+    """Details of a reply, for telemetry and display only.
 
     Attributes:
         service_tier: The service tier that answered (OpenAI).
@@ -1783,7 +1783,7 @@ TurnEnd: TypeAlias = TurnCompleted | TurnFailed | TurnParked
 ConnectOutcome: TypeAlias = SessionOpened | McpDisabled | StartupFailed
 Settlement: TypeAlias = ToolReturned | ToolTimedOut | ToolSkipped | ServerDied
 SessionEvent: TypeAlias = ConnectOutcome | ToolsChanged | Settlement | SessionClosed
-"""What a session tells the agent."""
+"""Every message that a session sends to the agent."""
 
 TurnEvent: TypeAlias = (
     SessionEvent

@@ -75,13 +75,7 @@ def fork_turn(
             " names. --misses fail needs none: it takes the results from the record."
         )
     folder = run_dir or new_run_path(RUNS, FORK)
-    if (folder / TRACE_FILE).exists():
-        raise MCPConfigError(f"{shown_path(folder)} has a trace already: choose another folder.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
-        raise MCPConfigError(f"Cannot create the run folder {folder}: {why}.") from error
+    _make(folder)
     try:
         at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
         approve = ask_at_terminal if at_terminal else None
@@ -110,6 +104,20 @@ def fork_turn(
         elif run_dir is None:
             shutil.rmtree(folder)
         raise
+    _print(outcome, llm.model, trace, folder)
+
+
+def _make(folder: Path) -> None:
+    if (folder / TRACE_FILE).exists():
+        raise MCPConfigError(f"{shown_path(folder)} has a trace already: choose another folder.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise MCPConfigError(f"Cannot create the run folder {folder}: {why}.") from error
+
+
+def _print(outcome: TurnOutcome[Any], model: str, trace: Path, folder: Path) -> None:
     if isinstance(outcome.response, str):
         say(outcome.response)
     else:
@@ -117,7 +125,7 @@ def fork_turn(
     calls = counted(len(outcome.tool_calls), "tool call")
     mine, yours = shown_argument(trace), shown_argument(folder)
     kind = f"{outcome.kind} ({printable(outcome.reason)})" if outcome.reason else outcome.kind
-    say(f"\n{kind}; {counted(outcome.requests, 'request')}, {calls}, {llm.model}", err=True)
+    say(f"\n{kind}; {counted(outcome.requests, 'request')}, {calls}, {model}", err=True)
     say(f"To compare: {GRUE} trace diff {mine} {yours}", err=True)
     say(f"In a browser: {GRUE} trace html {mine} {yours} --open", err=True)
 

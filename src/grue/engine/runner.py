@@ -349,8 +349,8 @@ class Runner(AsyncToolAccess, Closing):
         continued, and locked until the runner is closed.
 
         A turn whose process was killed can be resumed too, if its policy parks turns. A call that was sent
-        and not answered is not sent again, because it may have taken effect. The model is told so, unless the
-        call became an MCP task: then the server is asked for the task's result.
+        and not answered is not sent again, because it may have taken effect. In place of a result the model
+        reads that. Only if the call became an MCP task, the server is asked for the task's result.
 
         Args:
             trace: The trace file, or its run folder.

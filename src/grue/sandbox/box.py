@@ -75,7 +75,7 @@ class HostPort(Struct, frozen=True):
 
 
 class Sandbox(Struct, frozen=True, kw_only=True):
-    """What a program may do that grue starts in this box. The kernel and grue's proxy enforce it.
+    """What a program in this box may do. The kernel and grue's proxy enforce it.
 
     Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` becomes
     its text. A folder stands for everything in it. Each program also gets what its preset says, and parts

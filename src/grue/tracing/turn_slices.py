@@ -28,12 +28,12 @@ class TurnSlice(Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether the slice's turn is over, or has not begun."""
+        """Whether the turn has ended or crashed, or has not begun."""
         return self.over or not self.begun
 
     @property
     def cut_off(self) -> bool:
-        """Whether the turn began and has no end, and is not `overtaken`: its process may have died."""
+        """Whether the turn began, but neither ended nor was `overtaken`. Its process may have died."""
         return self.begun and not self.over and not self.overtaken
 
 

@@ -33,7 +33,7 @@ _KILL_GRACE_S = 5.0
 
 
 class _Program(Protocol):
-    """What `ProcessRegistry.spawn` needs to know. `environment` returns the process's whole environment."""
+    """A process for `ProcessRegistry.spawn` to start. `environment` returns its whole environment."""
 
     @property
     def command(self) -> str: ...
