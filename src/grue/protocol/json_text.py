@@ -109,7 +109,7 @@ def strict_text(value: object) -> str:
 
 
 def strict_value(text: str) -> object:
-    """Return the value of `text`; `ValueError` if it is not strict JSON, too large, or nested too deeply."""
+    """Return the value of `text`; `ValueError` if it is too large, nested too deeply, or not strict JSON."""
     if len(text) > MAX_CHARS or is_crowded(text):
         raise ValueError("too large")
     try:

@@ -16,8 +16,9 @@ The rules:
 4.  After a server died, the calls that are not yet sent are skipped, and the final answer is forced. With
     `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
     iteration is left in which the model could use it.
-5.  A request of the phase `loop` offers tools, as each server has listed them last, and its reply may be tool
-    calls or text. Other requests offer no tools and ask for an answer of the given schema, or for a summary.
+5.  A request of the phase `loop` offers tools as each server has listed them last (or will list them: rules
+    10 and 12), and its reply may be tool calls or text. Other requests offer no tools and ask for an answer
+    of the given schema, or for a summary.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply of the
     phase `loop` with neither content nor calls. If a reply that should be the answer is empty, calls tools
     (or writes a call as text), was declined or stopped early, or fails the host's check, the turn asks for
@@ -29,11 +30,11 @@ The rules:
     Requests of servers to the model (sampling) count in the same budget.
 8.  `RunTurn.support_check` says when the turn checks that the model can call tools: before it opens a
     session, while the sessions open, or not at all. The first request that offers tools waits for the result.
-9.  With a `ContextPolicy`, each request is made to fit into the context window, if the window's size is known
-    (`context/fit.py`). The machine changes the history only by `RewriteHistory`. A summary is requested in a
-    copy of the conversation; if that request fails, the turn goes on without it.
+9.  With a `ContextPolicy`, the history is shortened when a request would not fit into the context window, if
+    the window's size is known (`context/fit.py`). The machine changes the history only by `RewriteHistory`. A
+    summary is requested in a copy of the conversation; if that request fails, the turn goes on without it.
 10. With presumed tools (`ToolsPresumed`), which the servers will probably list, the first request is sent
-    while the sessions open (`turn/sessions.py`). A reply that calls a tool with another definition is
+    while the sessions open (`turn/sessions.py`). A reply that calls a tool which is then listed otherwise is
     dropped. Only the turn's first reply can be dropped, or the first after a resumption.
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption ends the turn in any state of `LiveState`. After that, only the closing of sessions and the

@@ -142,7 +142,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
     def scaled_to(self, tokens: int) -> ContextLedger:
-        """Return a ledger whose sizes add up to at least `tokens`, scaled up if necessary."""
+        """Return a ledger whose sizes add up to about `tokens`, or more: scaled up if necessary."""
         return self if self.tokens >= tokens else self.counted(tokens)
 
 

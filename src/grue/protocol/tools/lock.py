@@ -84,7 +84,7 @@ def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrif
 def screen(
     pins: ServerPins, server: m.ServerName, tools: Tools, on_drift: OnToolDrift
 ) -> tuple[Tools, tuple[m.ToolDrifted, ...]]:
-    """Return the tools that `on_drift` allows, approved annotations trusted, and notes on drifted tools.
+    """Return the tools that `on_drift` allows, `trusted` if approved annotations fit; notes on drifted tools.
 
     With `ignore`, `tools` are returned unchanged, without notes.
     """

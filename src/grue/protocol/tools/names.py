@@ -33,8 +33,8 @@ SERVER = m.ServerName("grue.tools")
 """The server of the built-in tools. Users cannot give this name: in theirs, a dot may only follow `mcp`."""
 
 MCP_PREFIX = "mcp."
-"""The only dot that a server's name may have is in this prefix. The agent loop puts it before
-the names of its MCP servers, so that the tools of the server `files` are named `mcp.files.TOOL`."""
+"""Except in `SERVER`, a server's name may have a dot only at the end of this prefix. The agent loop puts it
+before the names of its MCP servers, so that the tools of the server `files` are named `mcp.files.TOOL`."""
 
 MAX_WIRE_NAME = 64
 _WIRE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")

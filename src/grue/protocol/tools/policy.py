@@ -59,7 +59,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
-    """Return a tool's annotations, or the specification's defaults. Read-only means not destructive."""
+    """Return the hints in annotations. A read-only tool counts as idempotent and not destructive."""
     if annotations is None:
         return ToolHints()
     read_only = bool(annotations.read_only)

@@ -481,7 +481,7 @@ def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
 
 
 def _readable(content: object, room: MediaRoom | None) -> object:
-    """Replace the base64 in content blocks.
+    """Return content blocks as the model reads them, without base64.
 
     Other content is unchanged, and so is a malformed block, or a list with an item that is not a block.
     """

@@ -20,9 +20,9 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
 
 `LlmSettings.then` names the models that are asked if the first model fails. The rules of such a chain:
 
-- The next model is asked if all retries have failed and the endpoint cannot be reached, is overloaded (most
-  5xx and 429), does not answer in time, or breaks its reply off. After a refusal or an unreadable reply no
-  other model is asked: it would hide the fault.
+- The next model is asked if all retries have failed and the endpoint cannot be reached, is overloaded (429,
+  most 5xx and the like), does not answer in time, or sends a reply that breaks off or is damaged. After a
+  refusal or an invalid reply no other model is asked: it would hide the fault.
 - A model that has failed in such a way is paused (a circuit breaker): for 30 s, doubled with each failure in
   a row up to 15 minutes, or for longer (at most a day) if its endpoint asks for it. After the pause it is
   tried again, but without retries until it has answered.
@@ -95,7 +95,10 @@ class ReplyRead(Struct, frozen=True):
 
 
 class RequestFailed(Struct, frozen=True, kw_only=True):
-    """The request gave no completion; `failure` describes the fault. `attachments`: some may be left out."""
+    """The request gave no completion; `failure` describes the fault.
+
+    `attachments`: the conversation has images or files that can be left out.
+    """
 
     fault: Fault
     failure: m.LlmFailure
@@ -188,7 +191,7 @@ def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPoli
 def smaller_limit(
     settings: ModelSettings, profile: WireProfile, overflow: ContextOverflow | None
 ) -> int | None:
-    """Return a limit on the reply with which a too long request fits into the window; `None`: none helps."""
+    """Return a token limit with which a too long request fits; `None`: no such limit is known or allowed."""
     limit = profile.limit(settings)
     if overflow is None or limit is None or _LIMITS & settings.extra_body.keys():
         return None
@@ -266,7 +269,7 @@ def _taken_back(state: Sent, event: AttemptEvent) -> tuple[m.TextDelta, ...]:
 
 
 PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
-"""How long a model is paused after one failure, and after many in a row, if its endpoint names no wait."""
+"""How long a model is paused after one failure, and at most after many, unless its endpoint asks for more."""
 _LONGEST_ASKED_S = 86_400.0  # the longest wait that an endpoint can ask for: some ask for years, by mistake
 _CANNOT_BE_ASKED = frozenset({"unreachable", "unavailable", "timed_out", "damaged"})
 _SHOWN = 300
@@ -290,7 +293,7 @@ class Breaker(Struct, frozen=True):
 
 
 def moves_on(failure: m.LlmFailure) -> bool:
-    """Return whether to ask another model: this one was unavailable or slow, or its reply broke off."""
+    """Return whether to ask another model: this one was unavailable or slow, or its reply broke."""
     return failure.kind in _CANNOT_BE_ASKED
 
 

@@ -126,7 +126,7 @@ PARKED = (
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return the turn's progress as a `TurnParked`, without the calls of a reply if not all are settled."""
+    """Return the turn's progress as a `TurnParked`, without a reply of which not all calls are settled."""
     return m.TurnParked(
         turn=turn.run.turn,
         requests=turn.requests + turn.sampled,

@@ -25,7 +25,7 @@ def cut_off(
     """Return where a turn whose process was killed goes on; `None` if it had not begun, or was ending.
 
     A sent call (`called`) without a settlement may have taken effect, so it is not sent again: the turn asks
-    for the result of its MCP task, or tells the model of the interruption. Other calls are judged once more.
+    for the result of its MCP task, or tells the model of the interruption. Unsent calls are judged once more.
     """
     match state:
         case s.AwaitingClose(turn=turn, end=m.TurnParked() as parked):

@@ -101,7 +101,7 @@ def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) 
 
 
 def when_all_reported(state: s.AwaitingSessions) -> Transition:
-    """Go on with the turn, or with the calls at which it was parked, unless a session is still opening."""
+    """After all reports, go on with the turn, or with the calls at which it was parked."""
     if state.pending or state.asking:
         return state, ()
     turn = state.turn
@@ -196,7 +196,7 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
     if rewritten or not (
         isinstance(asked, s.AwaitingCompletion) and isinstance(request, m.RequestCompletion)
     ):
-        # The history has to be shortened first, by how much depends on the tools that the servers will list.
+        # The history has to be shortened first. By how much, depends on the tools that the servers will list.
         return state, ()
     following = s.Presuming(
         turn=replace(asked.turn, tools=turn.tools, relisted=turn.relisted),

@@ -87,7 +87,7 @@ def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, CallNotes]:
 
 
 def _next_run(state: s.AwaitingTools) -> Run | None:
-    """Return the `Run` of calls to send now; `None`: all unsent runs have to wait.
+    """Return the `Run` of calls to send now; `None`: no run is unsent, or each has to wait.
 
     A run waits for its server to start and for the runs before it. But of consecutive parallel runs, only
     those at the same server wait for each other, because a session makes one run's calls at a time.

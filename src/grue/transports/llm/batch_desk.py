@@ -6,7 +6,7 @@ A file of requests goes through these states. `sending` is stored in the folder 
                   │ the process was killed, or the provider neither accepted nor refused the file:
                   │ look for the batch at the provider, and send the file only if there is no batch
 
-A file is unsent again if the provider refuses to make a batch of it, or has no room for that batch yet.
+A file is unsent again if the provider refuses to make a batch of it, or has no room for it beside others.
 """
 
 import codecs
@@ -78,7 +78,7 @@ class BatchDesk:
             await self._submit(self._folder.keep(record))
 
     async def replies(self) -> list[str]:
-        """Wait for a batch to end, and return what `look` returns; empty: no batch is under way any more."""
+        """Call `look` until it returns ids, and return them; empty: no batch is under way."""
         delay_s = self._batching.first_look_s
         while self._under_way():
             settled = await self.look()
@@ -91,8 +91,8 @@ class BatchDesk:
     async def look(self) -> list[str]:
         """Check each batch, store the results of those that have ended, and return their requests' ids.
 
-        Raises `BatchRefused`, also if the provider keeps failing for `Batching.patience_s`, or does not end a
-        batch within `Batching.batch_timeout_s`.
+        Raises `BatchRefused`, for instance if the provider keeps failing for `Batching.patience_s`, or does
+        not end a batch within `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
 
@@ -153,7 +153,7 @@ class BatchDesk:
         return running
 
     async def _batches(self, since: float) -> AsyncIterator[batch_forms.BatchState]:
-        """Yield the batches made since a time, the newest first; raises `BatchRefused`."""
+        """Yield the batches made since a time; the provider lists the newest first. Raises `BatchRefused`."""
         after, name = "", "after" if isinstance(self._form, batch_forms.OpenAIBatches) else "after_id"
         for _ in range(_MOST_PAGES):
             page = {"limit": "100"} | ({name: after} if after else {})
@@ -170,7 +170,7 @@ class BatchDesk:
         raise BatchRefused(self._endpoint.describe(fault))
 
     async def _is_ours(self, batch: batch_forms.BatchState, record: Submission) -> bool:
-        """Return whether the first readable result of `batch`, which has ended, is for `record`."""
+        """Return whether the first readable result of `batch`, which has ended, is one of `record`'s."""
         ours, patience = self._folder.items_in(record.number), self._patience()
         while True:
             try:
@@ -227,7 +227,7 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: batch_forms.BatchState, missing: set[str]) -> bool:
-        """Write results to `draft`, drop their ids from `missing`, and return whether all lines are valid."""
+        """Write the results for `missing` to `draft`, drop their ids there; return whether all are valid."""
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             async for line in self._lines_of(state, items):
@@ -294,10 +294,10 @@ class BatchDesk:
     async def _surely(
         self, what: str, read: Callable[[bytes], T], ask: Callable[[], Awaitable[Answered | Fault]]
     ) -> T:
-        """Send a request, again after a fault, until it is answered; return the answer, parsed by `read`.
+        """Send a request, and return its answer, parsed by `read`. Raises `BatchRefused`.
 
-        If the answer cannot be read, such as a proxy's page, send the request once more. Raises
-        `BatchRefused`.
+        After a fault that may pass, send it again, for `Batching.patience_s`. Also send it again if the
+        answer cannot be read, such as a proxy's page, but only once.
         """
         patience, unread = self._patience(), False
         while True:

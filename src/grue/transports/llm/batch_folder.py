@@ -52,7 +52,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     """The state of a file of `items` requests that is sent as a batch.
 
     `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`: its results
-    are in the folder. OpenAI's API, unlike Anthropic's, stores `key` with a batch, so that it can be found.
+    are in the folder. OpenAI's API, unlike Anthropic's, stores `key` with the batch, which is found by it.
     """
 
     number: int
@@ -74,8 +74,8 @@ _NUMBERED = re.compile(r"\d{4,}\.jsonl?")
 class BatchFolder(Closing):
     """A folder of waiting requests, locked for this process. Enter it with `with`.
 
-    A batch has at most `most_items` requests; `None`: as many as the provider takes. `keep_unsent=False`:
-    remove the requests that no process has sent, so that those that are still wanted have to be stored again.
+    A new file gets at most `most_items` requests; `None`: as many as the provider takes. `keep_unsent=False`:
+    remove the unsent files of requests, so that the requests that are still wanted have to be stored again.
     Raises `BatchFolderError`, also if another process uses the folder, or its requests are for another model.
     """
 

@@ -1,7 +1,7 @@
 """`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
 
 Several turns may enter it with `async with` at once. When the last turn in an event loop leaves, this loop's
-connections are closed. If a turn's replies come from a batch, its requests go to a `ReplyRoom` instead.
+connections are closed. If a turn's replies come from a batch, a `ReplyRoom` takes its requests.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
 
 
 def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
-    """Raise `MCPConfigError`, which ends with `otherwise`, if `key` is empty and the endpoint needs one."""
+    """Raise `MCPConfigError` if there is no `key` and the endpoint needs one. `otherwise` ends its text."""
     if not key and needs_key(base_url):
         names, shown_url = " or ".join(key_names(base_url)), wire_profile.shown_endpoint(base_url)
         raise MCPConfigError(f"There is no key for {shown_url}: set {names} in the environment{otherwise}.")
 
 
 def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
-    """Return a sentence that says where grue looked for the key, for an error about a refused key."""
+    """Return a sentence for an error about a refused key: where grue found the key, or looked for one."""
     names = key_names(base_url)
     used = next((name for name in names if environ.get(name, "").strip()), None)
     if used is not None:
@@ -129,8 +129,8 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
         force_tool_support: Offer tools even if the endpoint or the model's name says that the model takes no
             tools.
         then: The models that are asked, in this order, if after all retries this model's endpoint cannot be
-            reached, answers with 429 or most 5xx, does not answer in time, or breaks its reply off. Their
-            own `then` must be empty.
+            reached, answers with a status such as 429 or most 5xx, does not answer in time, or sends a reply
+            that breaks off or is damaged. Their own `then` must be empty.
 
     Source: R12.4
     """
@@ -263,7 +263,7 @@ class LlmEndpoint:
 
     Args:
         transport: Replaces the network, for tests and scripted models. If it was used in an event loop, it is
-            closed at the end of the last `async with` of the endpoint there.
+            closed when the last turn in this loop leaves the endpoint.
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:

@@ -3,7 +3,7 @@
 This module must not retry, and must not decode the completion in a body. It uses httpx's transport and not
 `httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which would send the key elsewhere. It
 speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of HTTP/1.1 whether a connection is kept.
-An exchange that ends early closes its connection, which also makes the endpoint stop generating.
+An exchange that ends early closes its connection, which also tells the endpoint to stop generating.
 
 A body is decompressed in small steps and up to a size limit: a few hundred bytes can expand to gigabytes, and
 HTTP libraries decompress a whole chunk at once.
@@ -152,8 +152,8 @@ class _Stage:
             return self._unzip.decompress(data, STEP_BYTES)
         except zlib.error as error:
             last = len(self._windows) == 1
-            # Some proxies decompress a body, but do not remove the header `Content-Encoding`. The first byte
-            # shows this: JSON and web pages begin with `{`, `[` or `<`, and no compressed body does.
+            # Some proxies decompress a body, but do not remove the header `Content-Encoding`. If zlib refuses
+            # a body, its first byte shows this: JSON and web pages begin with `{`, `[` or `<`.
             self._plain = last and not self._given and self._head[:1] in (b"{", b"[", b"<")
             if not self._plain and (last or self._given):
                 raise EncodingError(str(error)) from error
@@ -221,8 +221,8 @@ class Connection:
     async def send(self, request: httpx.Request, on_sent: Callable[[], None] | None = None) -> HttpReply:
         """Send a request, its headers unchanged, and return its reply, whose body is still to be read.
 
-        A cancellation closes the connection. `on_sent` is called when the request has been written; with the
-        user's transport, before the request is sent. Raises `ExchangeError`.
+        A cancellation closes the connection. `on_sent` is called when the request has been written; through a
+        proxy, perhaps also before; with the user's transport, only before. Raises `ExchangeError`.
         """
         limit_s = math.inf
         if self._connects:
@@ -443,7 +443,7 @@ class Answered(Struct, frozen=True):
 
 
 class Upload(Struct, frozen=True):
-    """A request's body: `head`, a file's content, and `tail`. `commas`: its lines become items of a list."""
+    """A request's body: `head`, a file, and `tail`. `commas`: the file's lines become items of a list."""
 
     head: bytes
     source: Path

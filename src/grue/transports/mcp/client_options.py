@@ -27,8 +27,8 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         pinning: `None`: all tool definitions are accepted.
         before_import: Awaited before the SDK is imported in a worker thread; `None`: the SDK is imported at
             once, in the event loop's thread. Has no effect if the SDK is imported already.
-        on_secret: Called with the name and the value of each token or other OAuth secret of 8 or more
-            characters; with a token, before the server gets it.
+        on_secret: Called with the name and the value of OAuth secrets of 8 or more characters; with a token,
+            before the server gets it.
         on_listed: Called with the first listing of a session, before the server's options and the tool lock
             leave out any tool.
         spoken: Called before the first request; returns the MCP revision of the server's last session, or an

@@ -101,7 +101,7 @@ def _credentials(challenge: str) -> str:
 
 
 def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
-    """Return the fault of an address that refuses SSE (`fault`), and refused Streamable HTTP (`declined`)."""
+    """Return the fault of an address that refuses SSE; `declined`: why it had refused Streamable HTTP."""
     if declined is None or declined.cause == fault.cause:
         return fault
     cause = f"{declined.cause}; over the older SSE transport: {fault.cause}"
@@ -255,7 +255,7 @@ def tokens_not_kept(folder: Path, why: str) -> AuthorizationRefused:
 
 
 def keyring_unusable(server: str, words: str | None) -> AuthorizationRefused:
-    """Return the error for a keyring that cannot be used. `words`: why; `None`: `keyring` is missing."""
+    """Return the error for an unusable keyring. `words`: why; `None`: the package `keyring` is missing."""
     if words is None:
         cause = f"the tokens of {server!r} are kept in the system's keyring, which needs the package keyring"
         return _refused(cause, "Install it: pip install 'keyring>=25.5,<26'")

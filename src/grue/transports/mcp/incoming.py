@@ -1,9 +1,9 @@
 """Decode a server's bytes to a message of the SDK. Decoding never raises, whatever the bytes are.
 
-- If the id of an unusable or cut answer can be read, it becomes an error for its request, which then does
-  not wait for its timeout.
+- If the id of an unusable or cut answer can be read, the answer becomes an error for its request, which then
+  does not wait for its timeout.
 - A tool result with more than `MAX_VALUES` values keeps its large parts as JSON text. Decoding them would
-  block every thread of the host, and take many times the memory. Any other answer of this size becomes an
+  block every thread of the host, and take many times the memory. Any other result of this size becomes an
   error. Requests and notifications of this size are dropped.
 """
 
@@ -89,7 +89,7 @@ def refusal_of(value: object) -> types.JSONRPCError | None:
 
 
 def values_in(text: bytes) -> int:
-    """Estimate the number of values in a JSON text. Commas in strings count too."""
+    """Estimate the number of values in a JSON text. Brackets and commas in strings count too."""
     return count_of(text, "[{,")
 
 

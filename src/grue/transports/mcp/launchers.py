@@ -109,7 +109,7 @@ class Direct(Struct, frozen=True):
 
 
 def launcher_of(server: StdioServer) -> Launcher | None:
-    """Return the launcher, `npx` or `uvx`, that a server's command runs; `None`: it runs another program."""
+    """Return the launcher that a server's command runs; `None`: neither. `uv tool run` counts as `uvx`."""
     name = PurePath(server.command).name
     if name == "npx":
         return "npx"

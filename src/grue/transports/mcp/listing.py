@@ -2,8 +2,8 @@
 
 With `start="beside"`, a turn's first request offers the tools of a stored listing, before the server has
 started. A stored listing is used only if no other user may write it. The name of its file is a keyed
-digest (HMAC) of how the server is started or reached, secrets included. The key stays on the machine, so that
-nobody can guess a secret by computing names.
+digest (HMAC) of how the server is started or reached, secrets included. The key stays on the machine. Without
+it, nobody can guess a secret by computing names.
 
 Source: P37
 """
@@ -43,7 +43,7 @@ _HINTS = {
 
 
 class ListedTools(Struct, frozen=True):
-    """The tools of a listing, which is valid for `ttl_s`, if stated, and if `private` only for this login."""
+    """The tools of a listing. `ttl_s`: how long it is valid, if stated. `private`: only for this login."""
 
     tools: tuple[m.ToolDefinition, ...] = ()
     as_tasks: frozenset[str] = frozenset()  # those that have to be called as tasks (MCP 2025-11-25)

@@ -31,7 +31,7 @@ _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 
 class Loopback(ThreadingHTTPServer):
-    """A server on 127.0.0.1 to which the browser returns after the login; port 0: any. Raises `OSError`."""
+    """A server on 127.0.0.1 to which the browser returns after the login; port 0: a free port."""
 
     daemon_threads = True
 
@@ -209,7 +209,7 @@ async def _answer(
 
 
 def log_out(server: HttpServer) -> tuple[bool, bool]:
-    """Forget a server's tokens; return whether there were any, and whether they were revoked."""
+    """Forget a server's tokens; return whether any were stored, and revoked. Raises `LoginRefused`."""
     store = token_store(server)
     try:
         record = store.load()

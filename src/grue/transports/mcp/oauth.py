@@ -1,9 +1,9 @@
 """Obtains the tokens of one server, and renews a token when it expires or is refused.
 
 The SDK's OAuth providers know the protocol. A provider's generator yields requests, and `_drive` sends them,
-except the request to the MCP server, which the transport has sent already and repeats later. A turn never
-asks a person: the fault says which command to run. The SDK's errors may quote an answer with tokens, so their
-texts are shown only redacted, and without a quoted answer.
+except the request to the MCP server, which is the transport's. A turn never asks a person: the fault says
+which command to run. The SDK's errors may quote an answer with tokens, so their texts are shown only
+redacted, and without a quoted answer.
 """
 
 import base64
@@ -67,7 +67,7 @@ def new_client(url: httpx2.URL, **options: Any) -> httpx2.AsyncClient:
 
 
 async def sent(request: httpx2.Request) -> httpx2.Response:
-    """Send a request; return the answer with its body; raises `AuthorizationRefused` for an unusable body."""
+    """Send a request; return the answer with its body. Raises `AuthorizationRefused` or `RequestError`."""
     await request.aread()  # httpx2 does not read the content of a request that follows a redirect
     request.headers["accept-encoding"] = "identity"
     # Without the header `accept`, GitHub and others answer form-encoded, although OAuth 2.1 requires JSON.
@@ -110,8 +110,8 @@ def adapted(
 
     The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only. So
     an issuer is changed to the form that it has in `issuers`. Of several authorization servers the SDK takes
-    the first, so the `configured` issuer is moved to the front; metadata of another issuer raises
-    `AuthorizationRefused`. A huge lifetime is limited, because the SDK cannot compute with it.
+    the first, so a `configured` issuer is moved to the front. Metadata of any other issuer than `configured`
+    raises `AuthorizationRefused`. A huge lifetime is limited, because the SDK cannot compute with it.
     """
     try:
         said = msgspec.json.decode(answer.content)
@@ -212,7 +212,7 @@ class Person(Struct, frozen=True):
 class Authorizer:
     """Gets, renews and stores the tokens of one server. Several tasks may share this object.
 
-    `on_secret` gets the OAuth secrets of 8 or more characters; it gets a token before the server does.
+    `on_secret` gets tokens and other OAuth secrets of 8 or more characters; a token before the server does.
     """
 
     def __init__(self, server: HttpServer, store: TokenStore, on_secret: Callable[[str, str], None]) -> None:
@@ -242,7 +242,7 @@ class Authorizer:
         return token == self._issued
 
     def give_up(self, refusal: httpx2.Response) -> NoReturn:
-        """Raise `AuthorizationRefused`, because the server refuses even a token that was just renewed."""
+        """Raise `AuthorizationRefused`, because the server also refuses a token that `renew` has returned."""
         if self._auth.grant != "authorization_code":
             what = "the token's scope" if refusal.status_code == httpx2.codes.FORBIDDEN else "a new token"
             raise faults.authorization_failed(f"the server refuses {what} (HTTP {refusal.status_code})")
@@ -350,7 +350,7 @@ class Authorizer:
         )
 
     async def _load(self) -> TokenRecord | None:
-        """Return the stored record; `None`: nothing is stored, or the SDK cannot decode it."""
+        """Return the stored record; `None`: nothing is stored that grue and the SDK can read."""
         record = await call_in_daemon_thread(self.store.load)
         return record if record is not None and _is_readable(record) else None
 
@@ -447,7 +447,7 @@ class Authorizer:
                     if asked is not request:
                         self._require_issuer(provider, asked)
                         said = await self._exchange(asked)
-                        # The SDK's providers have a `context`, but not the one for an identity assertion.
+                        # Of the SDK's providers, only the one for an identity assertion has no `context`.
                         context = getattr(provider, "context", None)
                         known = (self._auth.issuer, getattr(context, "auth_server_url", None))
                         answer = adapted(said, [each for each in known if each], self._auth.issuer)

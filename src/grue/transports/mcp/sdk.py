@@ -304,8 +304,8 @@ class Link:
     async def _goes_on_without_session(self, error: SdkError) -> bool:
         """If the server has lost the session, try once to go on without one; return whether that works.
 
-        A request may reach another server at this address. With revision 2026-07-28, no session is needed.
-        Once a tool was called, the loss is reported instead, because the session may have held state.
+        Another server at this address may have got the request. From revision 2026-07-28 on, no session is
+        needed. Once a tool was called, the loss is reported instead, because the session may have held state.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause

@@ -1,8 +1,8 @@
 """The stored tokens of servers over HTTP: a file for each login, which only its owner can read.
 
-A process that renews a token takes the file's lock: many authorization servers accept a refresh token only
-once, so two processes that send the same token could both lose the login. `KeyringStore` keeps the tokens in
-the system's keyring, which cannot be locked for a renewal, so an empty file is locked in its place.
+A process that renews a token first locks an empty file: many authorization servers accept a refresh token
+only once, so two processes that send the same token could both lose the login. `KeyringStore` keeps the
+tokens in the system's keyring, and locks such a file, too.
 """
 
 import base64
@@ -116,7 +116,10 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
 
 
 class TokenStore:
-    """The stored tokens of one server, client id, grant and person. Writing raises `AuthorizationRefused`."""
+    """The stored tokens of one server, by its URL, the grant and the client id.
+
+    With an identity token, each person has tokens of their own. Writing may raise `AuthorizationRefused`.
+    """
 
     def __init__(self, server: HttpServer, folder: Path | None = None) -> None:
         auth = server.auth
