@@ -266,7 +266,7 @@ class Engine(Protocol):
 
     @property
     def ended(self) -> "queue.SimpleQueue[Ended]":
-        """The queue that gets one `Ended` for each submitted job, when the job's attempt has ended."""
+        """The queue that gets one `Ended` for each submitted job, also for one that was never begun."""
 
     def costs(self) -> Costs:
         """Return the cost of ended requests; if requests have no limits, only of those of earlier runs."""

@@ -176,7 +176,7 @@ class FleetBatches:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
     def add(self, episode: Path) -> None:
-        """Put an episode's unanswered requests into the folders that `step` sends; may raise `MCPError`."""
+        """Store an episode's unanswered requests, for `step` to send in batches; may raise `MCPError`."""
         answered = Counter(
             each.key for each in _lines(episode / REPLIES, _Replied) if each.result is not None
         )
@@ -228,7 +228,7 @@ class FleetBatches:
             each.files.close()
 
     def drop(self) -> None:
-        """Delete this run's `DIR/batches/MODEL` whose episodes all have results. Call `close` first."""
+        """Delete each `DIR/batches/MODEL` of this run whose episodes all have results. Call `close` first."""
         fleet = FleetFolder(self._folder)
         for each in self._models.values():
             if all(_has_result(fleet.episode(id_)) for id_ in each.files.turns()):

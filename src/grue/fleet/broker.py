@@ -5,7 +5,7 @@ The broker is a pure state machine: it gets the time as an argument, and never w
 - A request starts only if its reservation, the most that it can cost as far as known, fits into what is left
   of every limit. If it may fit once the real cost of the requests under way is known, the request waits;
   otherwise it is refused. If a worker is lost, its reservations count as spent.
-- In each second about a sixtieth of `requests_per_minute` starts, because some endpoints count by the second.
+- In a second at most about a sixtieth of `requests_per_minute` starts, as some endpoints count by the second.
   At high rates, the time between two may be a quarter of the average, so that a busy machine can catch up.
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
@@ -241,7 +241,7 @@ class Broker(Struct):
     window: float = SLOW_START  # how many requests the endpoint seems to take at one time
     overloads: int = 0
     paused_until: float = -math.inf  # monotonic seconds; no request starts before
-    refused: str = ""  # which limit was used up when `ask` last refused a request for that; empty: none
+    refused: str = ""  # the limit for which `ask` last refused a request, in words; empty: there was none
     _slow_start: bool = True
     _short: bool = False  # whether the window was full lately
     _starts: deque[float] = field(default_factory=deque)
@@ -285,7 +285,7 @@ class Broker(Struct):
         return cost
 
     def most(self, wanted: exchange.WantedRequest) -> Amount | Refused:
-        """Return the most that a request can cost, as far as it is known; a byte of the prompt is a token."""
+        """Return the most that a request can cost, as far as known. Each prompt byte counts as a token."""
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)

@@ -213,7 +213,7 @@ class Driver:
                     self._engine.cancel()
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
-        """Give the engine a few more jobs than it has slots; return `False` if there is no job to give."""
+        """Give the engine jobs until it has a few more than slots; return `False` if no job is left."""
         room = self._engine.slots + min(self._engine.slots, 4)
         while len(self._running) < room and self._stop is None:
             job = self._again.popleft() if self._again else None if self._refused else next(jobs, None)

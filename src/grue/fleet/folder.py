@@ -11,7 +11,7 @@
     DIR/scores/                    the costs and the kept verdicts of judges; see `scoring.py`
     DIR/ab/ID/case.json            the case of the episode `ID`, whose first digits are `ab`
     DIR/ab/ID/attempt-N/           the files that the work has written in the attempt N
-    DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it was interrupted
+    DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it was committed or interrupted
     DIR/ab/ID/commit.json          the result; written once
     DIR/ab/ID/commit/commit.json   the result, if the file system has no hard links
     DIR/ab/ID/scores/NAME@VERSION.json   a score that a scorer or a person has given later
@@ -95,7 +95,7 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
     model: str = ""  # that answered last; empty if unknown
     duration_s: float = 0.0
     spent: Amount = Amount()
-    course: Course | None = None  # `None`: no trace, or one of over 512 MiB, or the worker was lost
+    course: Course | None = None  # `None`: no trace, or one of over 512 MiB, or the worker has died
 
 
 class Commit(Struct, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ class Commit(Struct, frozen=True, kw_only=True):
 
 
 class CaseFile(Struct, frozen=True, kw_only=True):
-    """The file `case.json`. `planned`: the settings before the work added its own; `None`: it has none."""
+    """The file `case.json`. `planned`: the settings before the work added its own; `None`: it added none."""
 
     work: str
     version: str
@@ -141,7 +141,7 @@ class EpisodeFolder:
         return sorted((int(match[1]), entry) for match, entry in found if match)
 
     def end_of(self, attempt: Path) -> AttemptEnd | None:
-        """Return how an attempt ended (if unreadable: `infrastructure`); `None`: interrupted or running."""
+        """Return the end in `attempt.json` (if unreadable: `infrastructure`); `None`: the file is missing."""
         try:
             return _read(attempt / ATTEMPT, AttemptEnd)
         except FleetError as error:
@@ -267,7 +267,7 @@ class FleetFolder:
             write_whole(self.path / NAMED, "\n".join((*before, *ours)).encode())
 
     def named(self) -> list[str]:
-        """Return the ids in `named.txt`; the latest run's are at the end. Empty: no file, or unreadable."""
+        """Return the ids in `named.txt`, the latest run's at the end; empty if the file cannot be read."""
         return self._ids(NAMED) or []
 
     def _ids(self, name: str) -> list[str] | None:

@@ -22,7 +22,7 @@ from grue.runtime.secrets.secret_forms import looks_secret
 ID_LENGTH = 24
 _MOST_BYTES = 8 * 2**20
 
-# Keys that count as no secrets inside a setting's value: data often has them, as in `{"key": "a"}`.
+# Keys that do not suggest a secret inside a setting's value, since data often has them: `{"key": "a"}`.
 _DATA = frozenset({"key", "keys", "token", "tokens"})
 
 
@@ -34,7 +34,7 @@ class Case(Struct, frozen=True, kw_only=True):
 
 
 def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) -> str:
-    """Return the id of a case's episode; `files` has their SHA-256, by setting. Raises `FleetError`."""
+    """Return the id of a case's episode; `files`: the digests of its files. Raises `FleetError`."""
     for name, value in case.settings.items():
         secret = _secret_name(name, value)
         if secret:

@@ -168,7 +168,7 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str], whose: str = "The episodes") -> None:
-    """Raise `FleetError` if one of `names` is no setting of the episodes. `whose`: its text's first words."""
+    """Raise `FleetError` if no episode has one of `names`. `whose`: the first words of the error's text."""
     known = {name: None for each in found for name in (*each.planned, *each.settings)}
     for name in names:
         if known and name not in known:
@@ -179,7 +179,7 @@ def require_settings(found: Iterable[Result], names: Iterable[str], whose: str =
 
 
 def require_score(found: Iterable[Result], score: str) -> str:
-    """Check that an episode has this score, or none has any. Return a warning, "", or raise `FleetError`."""
+    """Return "" if an episode has this score, or none has any; else a warning, or raise `FleetError`."""
     # Warn only if `score` is the default, which the user may not have chosen.
     known = {name: None for each in found for name in each.scores}
     if not known or score in known:

@@ -55,7 +55,7 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     schema: str | m.JsonObject | None = None
     judge: str | None = None  # a question about the answer, to which a model returns 0 to 1 and a reason
     version: str = "1"  # change it to have all episodes scored again; the old scores stay
-    model: str | None = None  # the judge's; `None`: the project's, like `base_url`
+    model: str | None = None  # the judge's; `None`: the project's; likewise `base_url`
     base_url: str | None = None
     max_tokens: int = 300  # of the judge's completion
 
@@ -215,7 +215,7 @@ class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a TOML file of scorers."""
 
     scorer: dict[str, Scorer] = {}
-    budget: FleetBudget = FleetBudget()  # of all judges together
+    budget: FleetBudget = FleetBudget()  # for the requests of all scorers together
     rate: Rate = Rate()
     workers: int = 0  # episodes scored at one time; 0: as many as there are cores
     timeout_s: float = 300.0  # for the scorers of one episode

@@ -306,7 +306,7 @@ class PlannedWork(Struct, frozen=True, kw_only=True):
 
 
 def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
-    """Count a sweep's missing episodes in `place`, and estimate size and cost; raises `FleetError`."""
+    """Count a sweep's episodes, and estimate the size of those missing in `place`; raises `FleetError`."""
     work, folder, digests = find_work(sweep.work), FleetFolder(place), FileDigests()
     forget_cached()
     total = missing = sized = 0

@@ -24,7 +24,7 @@ UNITS = {
     "file_mb": "MiB a file",
     "cpu_s": "s of processor time",
 }
-"""The keys of a box's limits, each with the unit of its number, for people."""
+"""The keys of a box's resource limits, each with its unit as `in_words` writes it."""
 
 _WEB_PORTS = (80, 443)
 _VSCODE = {
@@ -90,12 +90,13 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         hide: Files and folders that the program may not access, although they are in a folder that the box
             opens. A folder that contains a hidden file or folder, at any depth, cannot be listed, and nothing
             can be made, deleted or renamed in it.
-        execute: The other programs that the program may start, besides `/bin/sh` and the dynamic loader;
-            `None`: any program of the system and of the folders that the box opens. All programs that it
-            starts are in the same box. A hostile program can get around the list: it can load the code of any
-            file that it may read.
-        network: `True`: any connection. `False`: none. A list of hosts such as `example.com:443`: only these,
-            and those with a name through a proxy that grue runs. `None`: the preset decides.
+        execute: Programs that the program may start, besides itself, `/bin/sh` and the dynamic loader. A name
+            without `/` is looked up in the program's `PATH`. `None`: any program of the system and of the
+            folders that the box opens. All programs that it starts are in the same box. A hostile program can
+            get around the list: it can load the code of any file that it may read.
+        network: `True`: any connection. `False`: none. A list of hosts such as `example.com:443`: only
+            connections to these; grue runs a proxy through which the program reaches hosts by name. `None`:
+            the preset decides.
         unix_sockets: Whether the program may use Unix sockets. They give access to Docker or to an SSH agent,
             for example.
         memory_mb: Memory that each process of the program may allocate, in MiB; `None`: no limit.
@@ -108,7 +109,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
             grue enforces what the machine can, and warns of what is missing.
 
     Raises:
-        MCPConfigError: A value is none of those described above.
+        MCPConfigError: A limit is not a whole number above zero, or another value is not as described.
     """
 
     preset: Preset = "pure"

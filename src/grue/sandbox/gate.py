@@ -63,7 +63,7 @@ class Gate:
     """Runs the proxy of one boxed program, and decides about its calls of `connect` and `listen`.
 
     `unix`: the program may use Unix sockets in the file system. With `record`, every host is allowed; `seen`
-    then has the `host:port` of each TCP connection that an entry of `Sandbox.network` could allow.
+    then has the `host:port` of each TCP connection that the program asked for, if a box could list it.
     """
 
     def __init__(self, hosts: Sequence[HostPort], *, unix: bool = False, record: bool = False) -> None:
@@ -85,7 +85,7 @@ class Gate:
         self.seen: dict[str, None] = {}
 
     def environment(self) -> dict[str, str]:
-        """Return environment variables that make programs use the proxy. Older Node versions ignore them."""
+        """Return environment variables that tell programs to use the proxy. Old Node versions ignore them."""
         url = f"http://127.0.0.1:{self.port}"
         names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
         direct = "localhost,127.0.0.1,::1"
@@ -446,7 +446,7 @@ class Asked(Struct, frozen=True):
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """The IP address and the port; `None` if the address has none."""
+        """The IP address and the port; `None` if `address` is of another kind, or too short."""
         raw = self.address
         if self.family == socket.AF_INET and len(raw) >= 8:
             return socket.inet_ntoa(raw[4:8]), int.from_bytes(raw[2:4])

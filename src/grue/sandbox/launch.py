@@ -52,8 +52,8 @@ class SandboxWarning(RuntimeWarning):
 class Boxed:
     """One start of a program in its box, made by `boxed`, and what has to be removed after the program's end.
 
-    `env` is the program's environment: `TMPDIR` is the scratch folder, and so is `HOME` unless `opens_home`.
-    On a system for which grue has no boxes, it stays as it was given.
+    `env` is the program's environment: `TMPDIR` is the scratch folder, and so is `HOME`, unless `opens_home`
+    is true for the box. On a system for which grue has no boxes, `env` stays as it was given.
     """
 
     def __init__(self, box: Sandbox, *, cwd: str, scratch: str | None = None, **start: Unpack[Start]) -> None:
@@ -63,7 +63,7 @@ class Boxed:
         self.gate: Gate | None = None
         self._thread: ConfinedThread[Any] | None = None
         self.scratch = scratch or scratch_path()
-        os.mkdir(self.scratch, 0o700)  # noqa: PTH102 - as below
+        os.mkdir(self.scratch, 0o700)  # noqa: PTH102
         try:
             self._places = places_of(box, cwd=cwd, scratch=self.scratch, **start)
             self.gate = self._gate()
@@ -131,7 +131,7 @@ class Boxed:
         return self.scratch[-15:] if reads_audit() else ""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return sentences about refusals, at most five. `text`: the program's output. `died`: it failed."""
+        """Return up to five sentences about refusals. `text`: the program's output; `died`: it has failed."""
         network = "any" if self._any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
         places = self._places
@@ -175,7 +175,7 @@ def _remove(folder: str) -> None:
 
     The content of an inner folder is moved up to `folder` before the inner folder is removed.
     """
-    os.chmod(folder, 0o700)  # noqa: PTH101 - as above
+    os.chmod(folder, 0o700)  # noqa: PTH101
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     prefix, count = f"{secrets.token_hex(8)}-", 0
     try:
@@ -234,7 +234,7 @@ class Watching(Sandbox, frozen=True, kw_only=True):
 def boxed(box: Sandbox, *, cwd: str | None, scratch: str | None = None, **start: Unpack[Start]) -> Boxed:
     """Prepare a start in a box. `cwd` is the working directory; `None`: grue's own.
 
-    If this machine cannot enforce all of the box: `SandboxError`, or a warning if the box is not `required`.
+    If this machine cannot enforce all of the box, raise `SandboxError`, or warn if the box is not `required`.
     """
     folder = str(Path(cwd or "").absolute())  # an absolute `cwd` can be used although grue's own was deleted
     if isinstance(box, Watching):

@@ -74,7 +74,7 @@ class Watch:
         )
 
     def left_out(self) -> tuple[str, ...]:
-        """Return the folders that the program listed or changed, and that are too wide for the proposal."""
+        """Return the folders that the program opened or changed, but that are too wide for the proposal."""
         folders = {path for path in (*self.written, *self.read) if os.path.isdir(path)}  # noqa: PTH112
         closed = {path for path in folders if not self._is_open(path, WRITE_FILE | READ_FILE)}
         return tuple(sorted(path for path in closed if self._is_too_wide(path)))
@@ -86,7 +86,10 @@ class Watch:
         return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Replace six or more files of a folder, or any of packages, by the folder, unless it is too wide."""
+        """Replace six or more files of a folder by the folder, and files of packages by the packages' folder.
+
+        Keep the files of a folder that is too wide.
+        """
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120

@@ -1,8 +1,8 @@
 """The rules that say which files a box opens: the system's, the program's, and those in the box's settings.
 
-The rules are made anew at each start, since links and folders change. If a path is in a folder that the
-program may write, its target must be in that folder, too, or be an interpreter. Otherwise the program could
-make a link there, and at its next start the box would open the target of the link.
+The rules are made anew at each start, since links and folders change. If a path is a link in a folder that
+the program may write, the link's target must be in that folder, too, or be a well-known interpreter.
+Otherwise the program could make a link there, and its next box would open the target of the link.
 """
 
 import contextlib
@@ -189,7 +189,7 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
             found += _existing(f"{parent}/{each}" for each in names)
         return found
     root = folder
-    # In a folder that it may write, the program could remove such a file, so that a folder above is opened.
+    # The program could remove such a file from a folder that it may write, so that a folder above is opened.
     changeable = any(within(root, each) or within(real_path(root), real_path(each)) for each in written)
     while not changeable and not is_too_wide(root):
         if any(os.path.isfile(f"{root}/{name}") for name in _ROOTS):  # noqa: PTH113
@@ -334,10 +334,10 @@ def _workspace(cwd: str) -> str:
 
 
 def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
-    """Refuse a link or script in a folder `written` that leads out, except to well-known interpreters.
+    """Refuse a link or script in one of the `written` folders that leads out, except to known interpreters.
 
-    The boxed program may have made it, to have its next box open a file outside. So an interpreter of another
-    virtual environment is refused too: the box would open the environment and what its `.pth` files list.
+    The boxed program may have made it, to have its next box open a file outside. An interpreter of a virtual
+    environment outside is refused, too: the box would open the environment and what its `.pth` files list.
     """
     for path, then in itertools.pairwise(chain):
         changeable = any(within(path, each) or within(real_path(path), each) for each in written)

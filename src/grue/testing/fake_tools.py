@@ -113,7 +113,7 @@ class FakeToolServer:
         return tuple(self._tools.values())
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools if they have changed since the last listing; otherwise `None`."""
+        """Return the tools if a tool or its outcome was set since the last listing; otherwise `None`."""
         del timeout_s
         changed, self._changed = self._changed, False
         return self.listed if changed else None

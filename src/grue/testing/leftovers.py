@@ -46,7 +46,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
     keeps for the next sandbox. If the block raises an exception, nothing is checked.
 
     Args:
-        within_s: How many seconds to wait, after the end of the block, for leftovers to disappear.
+        within_s: The most seconds to wait, after the end of the block, for leftovers to disappear.
 
     Raises:
         AssertionError: Something is left; the text lists it.

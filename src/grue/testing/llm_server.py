@@ -172,7 +172,7 @@ def _pieces(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return how many of `count` events make the fraction `after`: at least 1, not all; `None`: all."""
+    """Return how many of `count` events make the fraction `after`, at least 1; `None`: all."""
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 
@@ -392,7 +392,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Return the reply to a GET: a batch's state, a file of results, the list of models, or an error."""
+        """Return the reply to a GET, which may be about models, batches or their results."""
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")
         with self._lock:

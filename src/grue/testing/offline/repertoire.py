@@ -1,4 +1,4 @@
-"""The playbooks of the offline model for The House and Zork I; elsewhere, the model explores (`explore`)."""
+"""The offline model's playbooks for The House and Zork I, and how it explores other games (`explore`)."""
 
 import json
 import re
@@ -124,7 +124,7 @@ class Step(Struct, frozen=True, kw_only=True):
     command: str
     why: str  # the thinking in the answer
     objective: str | None = None  # a new goal for several turns
-    rounds: tuple[tuple[Thought, ...], ...] = ()  # one reply each, with a tool call a thought
+    rounds: tuple[tuple[Thought, ...], ...] = ()  # each for one reply, which calls a tool for each thought
 
 
 class Playbook(Struct, frozen=True):
@@ -147,7 +147,7 @@ class Playbook(Struct, frozen=True):
 
 
 def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
-    """Return how many commands were played before `turn` (from 1); `None`: `recent` does not tell."""
+    """Return how many of `commands` were played before `turn` (from 1); `None`: `recent` does not tell."""
     # A host plays an idle command such as `look` in a turn that has failed. So if `recent` does not equal the
     # script's commands just before this turn, search the script backwards for those of `recent` that are not
     # idle.

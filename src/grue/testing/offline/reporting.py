@@ -49,7 +49,7 @@ class _Results(Struct, frozen=True):
 
 
 def reply_to_task(request: ChatRequest) -> Reply:
-    """Return the script's next actions, as JSON; without the skill of the example, a `finish` that failed."""
+    """Return the next actions, as JSON; without the example's skill, a `finish` that reports a failure."""
     system = "".join(text_of(each.content) for each in request.messages if each.role == "system")
     said = [text_of(each.content) for each in request.messages if each.role == "user"]
     if _SKILL not in {each.get("name") for each in _section(system, "SKILLS:\n")}:

@@ -42,7 +42,7 @@ class Reply(Struct, frozen=True):
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
     """Answer with the playbook's next command, or one that `explore` finds.
 
-    If a thinking tool is offered, calls of it with the step's thoughts are answered first.
+    If a thinking tool is offered, the first replies of a turn may call it with the step's thoughts instead.
     """
     # A request that is not about a game gets a fixed answer. Raises `BadRequestError` if the answer's schema
     # cannot be filled.

@@ -36,7 +36,7 @@ class BatchFaults(Struct, kw_only=True):
     method, `results` how often it has asked for the file.
     """
 
-    looks: int = 0  # how often a batch is shown as running first
+    looks: int = 0  # how many times a batch is shown as running before it ends
     # `failed`: no request is answered; for Anthropic, as `completed`
     ends: Literal["completed", "expired", "cancelled", "failed"] = "completed"
     why: str = "the file could not be read"  # the reason of a `failed` batch
