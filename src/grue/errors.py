@@ -343,4 +343,4 @@ class FleetError(MCPError):
 
 
 class TraceError(MCPError):
-    """A trace file cannot be written or read."""
+    """A trace cannot be written, read, or used for what was asked. The text says why."""

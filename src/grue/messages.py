@@ -152,7 +152,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         output_schema: JSON Schema of the structured result, if the server declares one.
         full_name: The canonical name, if it is not `{server}.{tool}`, as for built-in tools; else empty.
         annotations: The server's statements about the tool's behaviour; untrusted. `None`: no statements.
-        trusted: grue trusts the annotations: the tool lock holds this definition, or the tool is built in.
+        trusted: grue trusts the annotations, for example because the tool lock holds this definition.
         boxed: grue runs the tool's server in a box (a sandbox), and this machine enforces all of its limits.
     """
 
@@ -542,7 +542,7 @@ class DeadlineMissed(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Interrupted(Struct, frozen=True, kw_only=True, tag=True):
-    """The turn was cancelled: by Ctrl-C, by the caller, or because another actor crashed."""
+    """The turn was cancelled from outside, for example by Ctrl-C, or because another actor crashed."""
 
     reason: str
 
@@ -551,7 +551,8 @@ class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
     """The model gave no acceptable answer and the host has no fallback.
 
     Attributes:
-        stopped: The endpoint's word for why it stopped the last reply early; empty: it did not.
+        stopped: The endpoint's word for why it stopped the last reply early; empty: the reply is complete or
+            reached its length limit.
     """
 
     reason: str
@@ -802,7 +803,8 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         content: The reply's text. The reply may have tool calls as well.
         refusal: The text of a refusal, if the endpoint marks the reply as a refusal.
         reasoning: The model's reasoning text, for people; never used as an answer.
-        finish_reason: As in chat completions: `stop`, `length`, `tool_calls`, `content_filter`.
+        finish_reason: Why the reply ended. Words of chat completions, such as `stop`, `length` and
+            `tool_calls`, are used for every wire format; for other reasons, the endpoint's own words.
         usage: Sum over all tries of this request. Tokens that the endpoint does not report are estimated.
         echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
@@ -1226,7 +1228,7 @@ class ConnectFailed(SessionNote, frozen=True, kw_only=True):
 
 
 class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
-    """session: this call is made now: it is sent to its server, or a fork takes its recorded result.
+    """session: this call is made now. In a fork, a recorded result may take the place of the call.
 
     Attributes:
         task: Set if an earlier process has sent the call already. The server is asked for the task's result.
@@ -1390,9 +1392,10 @@ class IterationStarted(TurnNote, frozen=True, kw_only=True):
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
     """agent: tools that a request offered before their servers had started were compared with the listings.
 
-    There are two cases. `server` is empty: all servers of the request have listed their tools, and the reply
-    can be used: it calls no tool in `changed`. Or `server` is set: a tool call has started this server only
-    now. Calls of its tools in `changed` are not sent, and the model is told so.
+    There are two cases. `server` is empty: all servers of the request have listed their tools or are
+    disabled, and the request is not dropped: no tool is in `changed`, or the reply calls none of those. Or
+    `server` is set: a tool call has started this server only now. Calls of its tools in `changed` are not
+    sent, and the model is told so.
 
     Attributes:
         changed: Names of tools that differ from those that the request offered.

@@ -43,8 +43,8 @@ NoticeKind: TypeAlias = Literal[
 """What a notice about a server (`ServerNoted`) reports.
 
 - `noise`: the server wrote a line that is not a JSON-RPC message.
-- `bad_tool`: a tool of the server, or a page of its listing, cannot be used and was left out; or the tools
-  could not be listed again; or a pattern in the settings matches no tool.
+- `bad_tool`: a tool of the server, or a part of its listing, cannot be used and was left out; or the tools
+  could not be listed again; or a pattern in the settings or the request matches no tool.
 - `bad_schema`: a tool's results are not checked against its output schema, because the schema cannot be used.
 - `bad_elicit`: the host's `elicit` function failed, so the server's question was not put to the user.
 - `too_large`: a message was not read, or kept as text only, because of its size; or too many notices came.
@@ -292,8 +292,9 @@ class ToolSearch(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
     same, so prompt caches stay valid. Policies, approvals and records of calls show the tool that is called.
 
     Attributes:
-        above: The two tools are used if there are more tools than this (a whole number), or if these would
-            fill more than this share (below 1) of the context window, or of 128,000 tokens if not known.
+        above: A whole number: the two tools are used if there are more tools than this. A share below 1: they
+            are used if the definitions of all tools would fill more than this share of the context window. A
+            window that is not known is taken to have 128,000 tokens.
         most: How many tools `find_tools` returns at most.
         always: Patterns of canonical names (`files.read`, `web.*`) of tools that are offered beside the two.
 
@@ -516,8 +517,8 @@ one of the server's tools, if the tools are known, else at the turn's start.
 
 StartAhead = Literal["after_turn", "beside_turn"]
 """When a server is started in advance for the next turn. `after_turn` (with `keep="loop"`): when this turn
-has ended. `beside_turn` (with `keep="loop"`, or in `Runner.map`): while this turn waits for its model, before
-this turn's calls have changed what the server may read at its start."""
+has ended; in `Runner.map`, as `beside_turn`. `beside_turn` (with `keep="loop"`, or in `Runner.map`): while
+this turn waits for its model, so perhaps before its calls have changed what the server reads at its start."""
 
 DEFAULT_START: StartWhen = "beside_if_locked"
 
@@ -551,7 +552,7 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
         connect_retries: Further attempts in a turn to connect to a server that was connected before.
         retry_disabled_s: For how many seconds grue does not connect to a server that it has given up. The
             next turn after that tries to connect once more; each time that fails, the wait doubles, up to 15
-            minutes. `None`: until the episode ends.
+            minutes (or to this value, if it is larger). `None`: until the episode ends.
         after_timeout: When a call has timed out, what happens to the calls of the same reply that have not
             been sent. `skip`: they are not made. `continue`: they are made. `force`: they are not made, and
             the model is asked for its final answer.

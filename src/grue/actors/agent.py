@@ -95,7 +95,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def sampled(self) -> int:
-        """How many requests of servers to the model (sampling) are included in `progress`."""
+        """How many requests of servers (sampling) `progress` includes; 0 before and after the turn."""
         return 0 if isinstance(self._state, s.Idle | s.Finished) else self._state.turn.sampled
 
     def result_of(self, call_id: m.CallId) -> m.ToolCallResult | None:

@@ -398,7 +398,7 @@ class _Asked(Struct):
 
 
 class LlmActor(Actor[m.LlmCommand]):
-    """Requests completions one at a time, from an endpoint or, if that has failed, from a fallback."""
+    """Requests completions one at a time, from an endpoint or from one of its fallbacks."""
 
     # `endpoint.chain` has the fallbacks, too; the one to ask first is `begins`, or else the first that may be
     # asked. Without `lent`, the turn's conversation ends with the turn.
@@ -672,8 +672,8 @@ class LendingFactory(Protocol):
     def lending(self, lent: LentConversation) -> LlmFactory:
         """Return a factory for one turn, whose actor continues `lent`.
 
-        For a request with the conversation id `lent.id`, the actor calls `lent.ask` and `lent.answered`. The
-        actor keeps the histories of other conversations itself.
+        For a request with the conversation id `lent.id`, the actor calls `lent.ask` and `lent.answered`; for
+        a `RewriteHistory` with this id, `lent.change`. It keeps the histories of other conversations itself.
         """
         ...
 

@@ -66,7 +66,7 @@ class SessionActor(Actor[m.SessionCommand]):
 
     @contextlib.asynccontextmanager
     async def around(self) -> AsyncIterator[None]:
-        """First run the session of `reopens`, if set. If cancelled, report `SessionClosed`, but only once."""
+        """First run the session of `reopens`, if set. If cancelled, make sure that the close is reported."""
         try:
             if self.reopens is not None:
                 await self._open(self.reopens, None)
@@ -103,8 +103,8 @@ class SessionActor(Actor[m.SessionCommand]):
             case conn.ReportOpened():
                 pass  # `_attempt` has sent `SessionOpened` already
             case None:
-                # The turn's deadline has passed, and the server has not failed. The agent gets no report,
-                # because it has the same deadline.
+                # The turn's deadline has ended the attempt, so it does not count as a failure of the server.
+                # The agent gets no report, because it has the same deadline.
                 self.connection = before
 
     async def _attempt(

@@ -325,10 +325,11 @@ class MCPConfig(BaseModel):
         environ: Mapping[str, str] | None = None,
         named: bool = False,
     ) -> Self:
-        """Load the servers of a JSON file. Its folder is `${workspaceFolder}`; relative paths begin there.
+        """Load the servers of a JSON file. The file's folder is `${workspaceFolder}`.
 
-        `environ` has the variables for `${VAR}`, which are looked up when a server is used. `named`: the user
-        has named the file, so the error about a missing file says to correct the name.
+        A relative `cwd` or `envFile` begins in that folder, and so does a file of `auth`. `environ` has the
+        variables for `${VAR}`, which are looked up when a server is used. `named`: the user has named the
+        file, so the error about a missing file says to correct the name.
 
         Source: R2.1-3
         """
@@ -449,7 +450,7 @@ def with_box_of_file(servers: Any, box: Any) -> Any:
 
 
 def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change a file's servers with `edit`, and keep everything else. If `edit` raises, nothing is written."""
+    """Change a file's servers with `edit`; other values stay. If `edit` raises, nothing is written."""
     path = Path(os.path.realpath(path))  # change the file that a symbolic link points to
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)), one_at_a_time(path.parent):
         there = path.exists()
@@ -570,7 +571,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 
 def _root_key(document: Document) -> str:
-    """Return the key of `ROOT_KEYS` that the file has, or ""; raises if it has two, or one is misspelt."""
+    """Return the key of `ROOT_KEYS` that the file has, or ""; raises for two of them, or a misspelt one."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise file_error(source, "should contain a JSON object with the key 'mcpServers'.")

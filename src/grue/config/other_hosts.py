@@ -4,8 +4,9 @@ To support another host, add a line to `_places`.
 
 Values that may be secret become `${NAME}` in a copied entry. Code cannot recognise every secret. So a value
 of `env` or of an argument `NAME=value` is kept only if it is plainly harmless: a short number, a word such as
-`true`, a path. Of the values of `headers`, only a scheme such as `Bearer` and harmless `${...}` are kept.
-Other arguments and URLs are kept, unless a name or the form of the value suggests a secret.
+`true`, a path. Of a value of `headers`, only a scheme such as `Bearer` is kept. Other arguments and URLs are
+kept, unless a name or the form of the value suggests a secret. Text beside a `${...}`, also in `env` and
+`headers`, is kept, too, unless its form suggests a secret.
 """
 
 import json

@@ -6,8 +6,8 @@ the user before it is written, and a description must not choose anything that t
 
 - For a registry's package, the entry starts only the launcher of the package's kind (npx, uvx, docker or
   podman), with the package's name, version and arguments. A URL in place of the name is refused, because npx
-  would install from that URL. Options of npx and uvx, such as `--package`, are refused, too. Only docker and
-  podman get the description's options, such as mounts.
+  would install from that URL. Options of npx and uvx such as `--package` are refused, too (not `-y`). Only
+  docker and podman get the description's options, such as mounts.
 - A `${NAME}` in the entry is refused unless it stands for a folder, or for an environment variable that grue
   shows to the user. Any other would read the user's environment unseen when the server starts.
 - An entry with characters that a terminal acts on is refused.
@@ -69,10 +69,10 @@ class Described(Struct, frozen=True, kw_only=True):
     title: str
     entry: dict[str, Any]
     kind: str  # `npm`, `pypi`, `oci`, `mcpb`, `remote` for an address, or `own` for the user's own program
-    variables: tuple[str, ...] = ()  # that have to be set in the environment
+    variables: tuple[str, ...] = ()  # environment variables that have to be set
     optional: tuple[str, ...] = ()  # variables that are not set and not needed
     paths: tuple[str, ...] = ()  # files and folders that the user gave to the server
-    others: tuple[str, ...] = ()  # other kinds that the description has
+    others: tuple[str, ...] = ()  # other kinds of the description that grue could use
     origin: tuple[str, ...] = ()  # lines about where the server's files come from
 
 

@@ -138,8 +138,9 @@ class AnswerSpec(Generic[T]):
     ) -> AnswerSpec[Any]:
         """Expect a value of any type that JSON can express, as `TurnRequest(answer=...)` does.
 
-        A type whose JSON is not an object (`int`, `list[int]`, `Literal`, an enum) is requested as an object
-        with the only member `value`, because endpoints require an object. The bare value is accepted too.
+        A type whose JSON Schema is not that of an object (`int`, `list[int]`, an enum, a union) is requested
+        as an object with the only member `value`, because endpoints require an object. The bare value is
+        accepted too.
 
         Args:
             type_: A pydantic model, msgspec Struct, dataclass or TypedDict, or a type such as `list[int]`.

@@ -40,9 +40,9 @@ REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was
 
 ApprovalAnswer: TypeAlias = bool | Iterable[ApprovalDecision] | None
 """The answer of an `approve` callback. `True` approves all calls, and `False` denies them. A callback may
-also return one decision for each question. `None` parks the turn if the tool policy allows parking and no
-secret was removed from the turn's messages. Otherwise, in a fork, and if it is the answer to a repeated
-question, the calls are denied."""
+also return decisions; a call without one is denied. `None` parks the turn if the tool policy allows parking
+and no secret was removed from the turn's messages. In any other case, in a fork, and as the answer to a
+repeated question, `None` denies the calls."""
 
 Approve: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], ApprovalAnswer | Awaitable[ApprovalAnswer]]
 """The host's callback; a plain function runs in a thread of its own."""
@@ -304,11 +304,11 @@ NOT_SHOWN = "its arguments are too long to be shown whole, so nobody can approve
 
 
 def ask_at_terminal(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDecision]:
-    """Ask about each call on standard error, and read a line with `y` or `n` from standard input.
+    """Ask about each call on standard error. The line `y` or `yes` from standard input approves the call.
 
-    Pass this function to a runner: `Runner(approve=ask_at_terminal)`. A call is denied if standard input or
-    standard error is not a terminal, if the input has ended, or if the arguments are too long to be shown
-    whole. What was typed before a question is on the screen is discarded.
+    Pass this function to a runner: `Runner(approve=ask_at_terminal)`. Any other line denies the call. So does
+    the end of the input, or an input or standard error that is not a terminal, and so do arguments that are
+    too long to be shown whole. What was typed before a question is on the screen is discarded.
     """
     return [_ask(question) for question in questions]
 

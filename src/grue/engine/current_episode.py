@@ -41,7 +41,7 @@ Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
 
 
 class Episode:
-    """An event loop in a background thread, in which the turns of an episode run, `at_once` at a time.
+    """An event loop in a background thread, in which turns run, at most `at_once` at a time.
 
     An episode holds no reference to its runner, so a runner that was never closed can be garbage collected.
     """
@@ -58,7 +58,7 @@ class Episode:
         self.resources = TurnResources(registry=self._registry, sampling=CurrentSampler())
         self.users = 0  # the number of calls that use the episode now
         self.expects_turns = True  # prewarm sessions also for turns that do not wait yet
-        # Each running turn takes a slot. Unless `sessions` is `fresh`, the slot has a pool of sessions.
+        # Each running turn takes a slot. Unless `sessions` is `fresh`, each slot has its own session pool.
         self._slots: list[TurnResources] = []
         self._pools: list[SessionPool] = []
         self._endpoint = endpoint

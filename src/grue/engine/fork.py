@@ -86,14 +86,17 @@ class _Place(Struct, frozen=True):
     """A place at which a turn can be forked."""
 
     event: EpisodeEnvelope  # the last recorded message before the place
-    events: tuple[m.TurnEvent, ...]  # what the agent got before `event`; none: the whole turn is run again
+    events: tuple[m.TurnEvent, ...]  # what the agent got before `event`; empty: the whole turn is run again
     opened: tuple[m.ServerName, ...] = ()  # the servers whose sessions are open there
     spent: Spent = Spent()  # what the turn had spent before, which the fork does not pay again
     iterations: int = 0  # the number of replies with tool calls before
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """The messages of a recorded turn; if it continues a conversation, `earlier` has those before it."""
+    """The messages of a recorded turn.
+
+    `earlier`: if the turn continues a conversation, the messages before the turn.
+    """
 
     path: Path
     episode: str

@@ -201,7 +201,7 @@ class TurnRecord:
         return replace(left.pop(next(iter(left))), **ids)
 
     def was_postponed(self, question: ApprovalQuestion) -> bool:
-        """Return whether this question was left open when the recorded turn was parked."""
+        """Return whether the recorded turn asked this question and got no answer."""
         return _asked(question) in self._postponed
 
     def _see(self, envelope: Envelope[Any]) -> None:

@@ -1,7 +1,7 @@
 """`Runner`: the public entry for running turns. It holds the settings and passes each turn to an event loop.
 
-Between turns a runner keeps no session and no event loop, unless `keep` says otherwise. It remembers the last
-turn's number, the state and the last listing of each server, and what was spent.
+Between turns a runner keeps no session and no event loop, unless `keep` says otherwise. Among other things it
+remembers the last turn's number, the state of each server, and what was spent.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Runner(AsyncToolAccess, Closing):
         policy: What to do after a failure.
         recorder: Records all messages; `None`: a new one, which also logs problems to the logger `grue`.
         trace: Where to write the trace: a `.jsonl` file, or a folder in which each runner creates a run
-            folder of its own. `None`: no trace is written.
-        process_limits: How server processes are ended.
+            folder of its own. `None`: the runner itself writes no trace.
+        process_limits: How server processes are ended, and how large their messages may be.
         elicit: A coroutine function that asks the user a server's question; `None`: questions are declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
             any others. `None`: all tools that the servers list are accepted.
@@ -220,7 +220,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def trace(self) -> Path | None:
-        """The absolute path of the trace file or run folder that the runner writes; `None`: no trace."""
+        """The absolute path of the trace file or run folder; `None`: the runner has no argument `trace`."""
         return None if self._trace is None else self._trace.path
 
     @property
@@ -230,7 +230,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def turn(self) -> int:
-        """Number of the last turn; 0: none was started yet."""
+        """Number of the turn that was started last; 0: no turn was started yet."""
         return self._memory.turn
 
     @property
@@ -564,7 +564,7 @@ class Runner(AsyncToolAccess, Closing):
     def warm_up(self) -> None:
         """Import the modules that the first turn needs, in advance.
 
-        The imports block for about a second in a new process. No server is started, and nothing is sent.
+        In a new process the imports block for a second or more. No server is started, and nothing is sent.
 
         Raises:
             MissingDependencyError: `mcp` is absent or too old.

@@ -142,7 +142,7 @@ def with_settings(
 ) -> dict[m.ServerName, ToolServer]:
     """Return the servers, with `start` where their own option is `None`.
 
-    Raises `MCPConfigError` if `limits` or `policy` names a server that non-empty `servers` lacks.
+    Raises `MCPConfigError` if `limits` or `policy` names a server that `servers` lacks, unless it is empty.
     """
     named = (
         ("FailurePolicy", "first_connects", policy.first_connects if policy else {}),
@@ -276,7 +276,10 @@ class PresumedListings:
     def for_turn(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], registry: ProcessRegistry
     ) -> m.ToolsPresumed | None:
-        """Return the listings with which a turn may ask before its servers have started; `None`: it waits."""
+        """Return the listings with which a turn may ask before its servers have started.
+
+        `None`: it may not, or no server has to start.
+        """
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]

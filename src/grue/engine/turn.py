@@ -84,15 +84,15 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
             `tool_search`.
         user_stub: A shorter text that may take the place of `user` in the history, if a later turn of the
             conversation has no room for `user`; empty: `user` is not replaced.
-        on_delta: Called with each piece of a streamed reply, in the thread or task of the turn. An exception
-            ends the turn. A delta with `restart` means: discard the earlier pieces of that reply, for example
-            because the request is retried. `None`: replies are not streamed.
+        on_delta: Called with each piece of a streamed reply, in the thread of the turn's event loop. An
+            exception ends the turn. A delta with `restart` means: discard the earlier pieces of that reply,
+            for example because the request is retried. `None`: no pieces are reported.
         final_request: The text that asks for the final answer when no more tools may be called.
         repair_request: The text that asks for another answer. `{reason}` stands for why the last was refused.
         images: Images that belong to the user's text: paths of files, or their bytes. PNG, JPEG, GIF, WebP.
         history: What was said before, oldest first: `UserText`, `AssistantReply`, `ToolMessage`, as in
-            `TurnOutcome.said` and `Conversation.history`. A system text at its beginning becomes `system`.
-            The trace holds only a digest of the history.
+            `TurnOutcome.said` and `Conversation.history`. A `SystemText` at its beginning becomes `system`,
+            and must not differ from a `system` that is given. The trace has only a digest of the history.
         json_results: `True`: the model gets every tool result as the JSON of `ToolCallResult.to_dict()`.
             `False`: it gets a text as plain text, other content as JSON, and an error as `Error: ...`.
         conversation: Set by `Conversation.request`: the turn continues that conversation.
@@ -145,7 +145,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         tool_calls: All tool calls, in order, with their results.
         iterations: Number of replies with tool calls.
         requests: Number of requests to the model, those of servers (sampling) included.
-        said: What was said in the turn, oldest first: your text, the replies, the results of tools. Pass
+        said: What was said in the turn, oldest first: the user texts, the replies, the tool results. Pass
             `history=(*earlier, *outcome.said)` to the next turn. Empty if `map` has read the outcome from the
             trace of an earlier run.
     """
@@ -356,7 +356,7 @@ class TurnHandle(Generic[R]):
         return self._call.result()
 
     def when_done(self, function: Callable[[], object]) -> None:
-        """Call `function` in the turn's own thread when the turn is over; if it is over now, here at once.
+        """Call `function` in the event loop's thread when the turn is over; if it is over now, here at once.
 
         Use this to wake your own loop, not to do work: `function` must not block or raise.
         """
@@ -435,7 +435,7 @@ class RestOfTurn(Spending):
         self.spent = whole.spent.less(counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
-        """Return the turn's budget, at most what is left of `episode`; raises `BudgetSpent`."""
+        """Return the turn's budget, at most what is left of `episode`; `BudgetSpent`: nothing is left."""
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)
 

@@ -130,7 +130,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     copied: tuple[Envelope[Any], ...] = ()  # messages that the trace repeats
     event: Envelope[Any] | None = None  # the agent gets this next, and performs the commands that follow
     rewrites: tuple[m.HistoryRewritten, ...] = ()  # changes of the history that only the fork makes
-    reopened: Mapping[m.ServerName, m.OpenSession] = {}  # opened the sessions that are open at the fork
+    reopened: Mapping[m.ServerName, m.OpenSession] = {}  # the commands for the sessions open at the fork
 
 
 _NO_PAST = TurnsPast()
@@ -191,7 +191,7 @@ class TurnActors:
 
     @property
     def end(self) -> m.TurnEnd | None:
-        """How the agent ended the turn; `None`: the agent reported no end."""
+        """How the agent ended the turn; `None`: it reported no end, or the turn waits for a batch."""
         end = None if self._agent is None else self._agent.end
         return end if isinstance(end, m.TurnEnd) else None
 

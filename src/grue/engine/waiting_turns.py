@@ -51,7 +51,7 @@ _NO_BUDGET = "budget"  # in place of a request's id in `RequestPostponed`, if th
 
 
 class _Account:
-    """Reserves the cost of waiting requests, so that all requests together keep to the budget."""
+    """Reserves the highest estimated cost of waiting requests, so that all requests keep to the budget."""
 
     def __init__(self, settings: TurnSettings, endpoint: LlmEndpoint) -> None:
         self._settings = settings

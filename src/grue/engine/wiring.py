@@ -61,7 +61,7 @@ class TurnsUnderWay:
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
         self.resuming = threading.Lock()  # held while a caller finds out which turn to resume
-        # Held while a fork runs: it has the recorded turn's number, and traces could not tell the two apart.
+        # Held while a fork runs. Two forks of a turn have its number, so a trace could not tell them apart.
         self.forking = threading.Lock()
 
     @contextlib.contextmanager
@@ -159,7 +159,7 @@ def wire(
     elicit: Elicit | None = None,
     tool_lock: ToolLock | None = None,
 ) -> Wiring:
-    """Make the parts that a runner's turns share, and register their settings' secrets with the recorder."""
+    """Make what a runner's turns share, and register the secrets of the settings and of the environment."""
     if callable(llm) and not isinstance(llm, type) and _takes_three(llm):
         endpoint, factory = None, llm
     else:
