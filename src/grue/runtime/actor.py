@@ -277,7 +277,7 @@ class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
 
     actor: str
     error: str
-    where: tuple[str, ...]  # FILE:LINE FUNCTION of the last frames, the innermost last
+    where: tuple[str, ...]  # FILE:LINE FUNCTION of the innermost frames, at most 5, the innermost last
 
 
 class Supervisor:
@@ -293,7 +293,7 @@ class Supervisor:
 
     Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an exception. A
     `TraceError`, or an exception such as `KeyboardInterrupt`, is raised as it is. An error of grue's own code
-    in the block, unless it is `MailboxClosed`, comes before an actor's.
+    in the block is raised in place of an actor's, unless it is `MailboxClosed`.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -318,7 +318,7 @@ class Supervisor:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> anyio.CancelScope:
-        """Run an actor in a new task. `whole`: if this actor returns, the work of all is done."""
+        """Run an actor in a new task; return its scope. `whole`: if it returns, the work of all is done."""
         scope = anyio.CancelScope()
         if not self._running:
             self._all_done = anyio.Event()
@@ -327,7 +327,7 @@ class Supervisor:
         return scope
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Note `error` in the trace if possible; cancel all actors. `__aexit__` raises the first error."""
+        """Note `error` in the trace if possible; cancel all actors. Of several calls, the first counts."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
@@ -419,7 +419,7 @@ class Supervisor:
 
 
 def raise_crash(actor: str, error: BaseException) -> Never:
-    """Raise `ActorCrashed`; a `TraceError`, or one such as `KeyboardInterrupt`, is raised as it is."""
+    """Raise `ActorCrashed`, or `error` itself if it is a `TraceError` or one such as `KeyboardInterrupt`."""
     if isinstance(error, TraceError) or not isinstance(
         error, Exception | asyncio.CancelledError | GeneratorExit
     ):

@@ -49,7 +49,7 @@ def beginning(text: str, limit: int) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Cut the middle out of a text longer than `limit`. Redact it first: a cut secret is not recognised."""
+    """Cut the middle out of a text longer than `limit`. Redact it first: a cut secret may be missed."""
     if len(text) <= limit:
         return text
     end = limit // 3
@@ -57,7 +57,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def plain_text(text: str) -> str:
-    r"""Return terminal output without escape sequences, other control characters escaped, `\r\n` as `\n`."""
+    r"""Return terminal output `written_out`, without escape sequences, and with `\n` for `\r\n`."""
     return written_out(_ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n")))
 
 

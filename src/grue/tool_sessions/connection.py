@@ -74,7 +74,7 @@ class SeenListing(Struct, frozen=True):
 
 
 class ToolConnection(Protocol):
-    """One connection to a tool server. The same task enters, uses and leaves it.
+    """One connection to a tool server. The task that enters it has to leave it.
 
     Entering the connection starts the server's process, if it is to have one. Leaving it ends the process
     within a bounded time, also when the task is cancelled. A connection to a session of the pool does
@@ -94,7 +94,7 @@ class ToolConnection(Protocol):
     async def open(self, timeout_s: float) -> Listing:
         """Agree on a protocol version and list the tools; raises `ServerFailed`.
 
-        `timeout_s` counts from the call of `__aenter__`.
+        `timeout_s` counts from the call of `__aenter__`, without its wait at the gate (`server_gate.py`).
 
         Source: R13.3
         """
@@ -163,7 +163,7 @@ async def request(
 
 
 async def still_there(connection: ToolConnection, timeout_s: float) -> bool:
-    """Return whether the session can still be used. A server over HTTP is asked, within `timeout_s`."""
+    """Return whether the session is still usable, as far as known. Ask an HTTP server, within `timeout_s`."""
     ask: Callable[[float], Awaitable[bool]] | None = getattr(connection, "still_there", None)
     return ask is None or await ask(timeout_s)
 

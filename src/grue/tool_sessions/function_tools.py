@@ -576,7 +576,7 @@ class FunctionTools(HostTools):
         before_calls: BeforeCalls = None,
         note: Note | None = None,
     ) -> FunctionConnection:
-        """Make the connection for one session. `before_calls` is awaited before each call."""
+        """Make the connection for one session. `before_calls` is awaited at least before each call."""
         del registry  # functions start no process that the runner could kill
         return FunctionConnection(self, server, before_calls, note)
 
@@ -630,7 +630,7 @@ class FunctionConnection:
         return self.listing
 
     async def refresh_tools(self, timeout_s: float) -> None:
-        """Await `before_calls`: the session calls this method before it records a call. Return no tools."""
+        """Await `before_calls`: the session calls this before each call and after a batch."""
         del timeout_s
         if self._before_calls is not None:
             await self._before_calls()

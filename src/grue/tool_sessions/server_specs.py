@@ -106,7 +106,8 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
             error after a slow start.
         exit_grace_s: How long a server process may take to exit after its input was closed, before it gets
             SIGTERM; `None`: as the runner's `ProcessLimits` say. Under a turn's time limit, at most half of
-            the time left, or 50 ms; after a cancellation, at most `ProcessLimits.cancelled_grace_s`.
+            the time left, or 50 ms if that is more; after a cancellation, at most
+            `ProcessLimits.cancelled_grace_s`.
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
         exclude: Names or patterns of the tools not to offer, even if `include` names them.
         required: What happens if the first connect of an episode fails. `True`: the turn ends with an error.

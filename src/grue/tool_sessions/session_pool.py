@@ -1,8 +1,8 @@
 """The session pool of an episode: sessions that are prewarmed, ended after their turn, or kept open.
 
 A connection must be entered and left by the same task. Here this is a task of the episode, not of a turn, so
-that a session can open or close while no turn runs: between two turns (`ahead`), while a turn waits for its
-model (`beside`), or for turn after turn and calls outside turns (`kept`).
+that a session can be opened between two turns (`ahead`) or while the turn before waits for its model
+(`beside`), or serve several turns and calls outside turns (`kept`).
 
 A turn waits until all older processes are gone: before its first tool call, or at its end if it makes none.
 So the processes of at most three turns are alive. If a turn's session dies, a new one replaces it, and not
@@ -215,7 +215,7 @@ class SessionPool:
             self.leave(owned)
 
     async def open_kept(self, server: m.ServerName, connect: Connect, timeout_s: float) -> PooledConnection:
-        """Return a server's kept session, open, for a call outside turns; raises an error of its opening."""
+        """Return a server's kept session, open, for a call outside turns; raises what its opening raised."""
         # A turn may use the session too, so hold its lock `alone` while you use it.
         while True:
             owned = self._current(server)
@@ -322,8 +322,8 @@ class _SessionUser:
 class LeasedConnection(_SessionUser):
     """A `ToolConnection` that a turn leases from the pool. At its exit the connection is given back."""
 
-    # `prewarmed`: a connection of the pool, also a kept one; `None`: `connect` makes a new one. Everything
-    # except the exit ends at `deadline`, on the event loop's clock.
+    # `prewarmed`: a connection of the pool, also a kept one; `None`: `connect` makes a new one. Opening,
+    # listing and calls end at `deadline`, on the event loop's clock.
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """`find_tools`: finds the tools that fit a few words, by an index of the tools' names and texts. No I/O.
 
-The index is BM25 over the stems of each tool's words. Other forms of a word (`repo`, `repository`) and words
-of a similar meaning (`delete`, `remove`) count less than the word itself.
+The index is BM25 over the stems of each tool's words. A word that begins with another (`repository`, `repo`)
+or has a similar meaning (`delete`, `remove`) counts less than the word itself.
 """
 
 import math

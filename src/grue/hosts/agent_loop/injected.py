@@ -34,8 +34,8 @@ class McpCall(Struct, frozen=True):
         name: The tool, `SERVER.TOOL`.
         arguments: The arguments, parsed.
         result: What the function returned; `None` if it raised.
-        error: The exception that the function raised; the model reads only the exception's text. `None` if
-            the function returned.
+        error: The exception that the function raised; the model reads its class's name and its text. `None`
+            if the function returned.
     """
 
     name: str

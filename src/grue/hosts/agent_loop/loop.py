@@ -3,7 +3,7 @@
 Each input is a turn of a `Runner`. The tool `read` of the MCP server `files` is called `mcp.files.read`. From
 a list of tools, a function `add` is `tools.add`, and a `ShellTool` is `shell.run`.
 
-`list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program. The client is made at the
+`list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program. Their client is made at the
 first call and closed by `reset_mcp_client`, by `configure_mcp_client`, or when the interpreter exits. For
 several servers, use a `ToolClient`.
 """
@@ -268,7 +268,7 @@ _CANCELLED_WITHIN_S = 3.0
 
 
 class RunnerOptions(TypedDict, total=False):
-    """Further arguments of an `AgentLoop`. They mean what they mean for a `Runner`, except `tool_lock`."""
+    """Further arguments of an `AgentLoop`, as of a `Runner`. `AgentLoop` says how they name MCP tools."""
 
     limits: TurnLimits
     policy: FailurePolicy

@@ -74,7 +74,7 @@ class StepRunner:
         run = self._run
         try:
             call: McpCall = run.registry.params(MCP_CALL, action.params)
-        except ValueError as error:  # only if a resumed run has them from an older grue, which accepted them
+        except ValueError as error:  # only for parameters that an older grue accepted, in a resumed run
             return action.ended("failed", error=self.cut(str(error)))
         about: dict[str, Any] = {
             "turn": run.turn,

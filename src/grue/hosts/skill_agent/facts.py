@@ -112,7 +112,7 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
 
 
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """Actions needed approval. If `parked`, the run ended before all questions were answered."""
+    """Actions needed approval. If `parked`, the run ended with the `questions` unanswered."""
 
     questions: tuple[ApprovalQuestion, ...]
     decisions: tuple[ApprovalDecision, ...] = ()

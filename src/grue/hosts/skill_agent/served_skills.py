@@ -91,7 +91,7 @@ def list_skills(asks: ToolClient | McpManager, server: str) -> tuple[list[Served
 
 
 def read_file(asks: ToolClient | McpManager, skill: ServedSkill, path: str = SKILL_FILE) -> str:
-    """Read one file of a skill, check its digest and size, and return its text (without front matter)."""
+    """Read a skill's file, check its digest and size, and return its text (`SKILL.md`: no front matter)."""
     listed = skill.files.get(path)
     if listed is None:
         raise ValueError(f"The skill {skill.name} has no file {path!r}; it has {', '.join(skill.files)}.")
@@ -123,7 +123,7 @@ class ServedSkills:
     Attributes:
         by_name: The approved skills.
         waiting: The listed skills that are not approved, or have changed since they were approved.
-        problems: A sentence for each skill that is not used, and each server whose skills cannot be listed.
+        problems: Sentences about skills that are not used, and servers whose skills cannot be listed.
 
     Raises:
         MCPConfigError: `mcp_skills.lock` cannot be used.
@@ -175,7 +175,7 @@ class ServedSkills:
         }
 
     def text(self, name: str, file: str = "") -> str:
-        """Read a skill's `file`; without `file`, read `SKILL.md`, and add the files' names.
+        """Read a skill's `file`; without `file`, read `SKILL.md`, and add the names of the other files.
 
         Raises:
             ValueError: There is no such file, it cannot be used (for example, its digest differs), or the

@@ -1,9 +1,9 @@
 """Skills: folders with a `SKILL.md`, in the Agent Skills format that many agents use.
 
-After the model has read a skill, the tools in its `allowed-tools` are approved in advance: a policy's `ask`
-does not apply to them, a policy's `deny` does. An entry with a pattern for arguments, `Bash(git:*)`, approves
-nothing, because rules of a policy do not look at arguments. A bare name, such as `Read`, means only an action
-of the host, because a server could name its tool `Read`, too.
+The tools in the `allowed-tools` of the skill that the model read last are approved in advance: a policy's
+`ask` does not apply to them, a policy's `deny` does. An entry with a pattern for arguments, `Bash(git:*)`,
+approves nothing, because rules of a policy do not look at arguments. A bare name, such as `Read`, means only
+an action of the host, because a server could name its tool `Read`, too.
 """
 
 import json

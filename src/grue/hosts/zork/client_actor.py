@@ -190,7 +190,7 @@ class ClientModel:
 def client_actor(
     client: Any, model: str, config: ToolSupportPolicy | None = None, **sampling: Unpack[Sampling]
 ) -> ClientModel:
-    """Return a `ClientModel` for the client; raises `MCPError` if the method is missing."""
+    """Return a `ClientModel` for a client; raises `MCPError` if it has no `chat.completions.create`."""
     try:
         client.chat.completions.create  # noqa: B018 - checked here, so that the error comes at once
     except AttributeError as error:

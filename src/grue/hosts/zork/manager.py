@@ -1,7 +1,7 @@
 """`MCPManager`: coroutines to connect to one MCP server, list its tools and call them.
 
 By default, a turn takes only the settings from an `MCPManager`, and opens sessions of its own. If a program
-overrides one of `TURN_METHODS`, a turn calls the coroutines, as `manager_connection.py` does.
+overrides one of `TURN_METHODS`, a turn calls the coroutines, by `manager_connection.py`.
 """
 
 import logging
@@ -223,7 +223,7 @@ class MCPManager:
             return tool_results.call_failed(str(error))
 
     def lend(self, turn: TurnUse | None) -> None:
-        """Let a turn use this manager: `connect_session` tries once, with its limit. `None`: it has ended."""
+        """Let a turn use this manager: `connect_session` tries once, with its limit. `None`: no turn does."""
         self._news.turn = turn
 
     def kill_leftovers(self) -> None:

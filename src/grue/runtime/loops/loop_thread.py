@@ -93,7 +93,7 @@ def _refuse_in_shared_loop() -> None:
 
 
 class Call(Future[T]):
-    """The future of a coroutine function that runs in the loop. Its times are on the monotonic clock."""
+    """The future of a coroutine function in the loop. `submitted_at`, `ended_at`: by `time.monotonic`."""
 
     def __init__(self, loop_thread: LoopThread) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ class EpisodeLoop:
             self._work.interrupt()
 
     def close(self) -> None:
-        """Cancel all calls, wait for their clean-up, and end the loop. A second call does nothing.
+        """Cancel all calls, wait for their clean-up, and end the loop. Does nothing if it has ended already.
 
         After a Ctrl-C, or `CLOSE_GRACE_S`, it kills the server processes (`force_kill`) and waits for at most
         `CLOSE_WITHIN_S` more. In the loop's own thread, and in a forked child, it does not wait.
@@ -348,7 +348,7 @@ def _close_all() -> None:
 
 
 def cancel_and_wait(calls: Sequence[Call[Any]]) -> None:
-    """Cancel calls; wait for their clean-up up to `INTERRUPT_GRACE_S`, but not in the caller's own loop."""
+    """Cancel calls; wait up to `INTERRUPT_GRACE_S` for their clean-up, unless the caller's loop runs them."""
     ours = [call for call in calls if not call.loop_thread.is_forked]
     for call in ours:
         call.interrupt()

@@ -46,10 +46,10 @@ def run_blocking(
 ) -> T:
     """Run a coroutine function by `run_loop`, in another thread if a loop runs here; return its result.
 
-    `force_kill` is called in a signal handler at the second Ctrl-C, if the loop runs in this thread; it makes
-    the running clean-up end at once. `on_exit` is called outside the loop when this call no longer waits for
-    `function`, for whatever reason; it must be synchronous and quick. `twin` names the async method to
-    recommend to a caller in an event loop.
+    `force_kill` is called in a signal handler at the second Ctrl-C, if the loop runs in the main thread; it
+    makes the running clean-up end at once. `on_exit` is called outside the loop when this call no longer
+    waits for `function`, for whatever reason; it must be synchronous and quick. `twin` names the async method
+    to recommend to a caller in an event loop.
     """
     interrupts.refuse_reentry()
     try:

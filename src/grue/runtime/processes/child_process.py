@@ -60,7 +60,7 @@ class ChildProcess:
        (`ProcessLimits.when_cancelled`), since a user who has pressed Ctrl-C may be waiting.
     2. If the cancellation arrives while the process is being closed, the wait raises. Closing then starts
        again under a shield, with the shorter graces, from the step that it had reached (`_ending`,
-       `_asked_to_exit`): it must not wait for the exit of a server that has already got SIGTERM.
+       `_asked_to_exit`): a server that has already got SIGTERM must not get the first wait again.
     3. If the event loop itself is torn down, as by a `KeyboardInterrupt` or a `SystemExit`, nothing can be
        awaited any more. `__aexit__` then kills the group in its `finally`, by a blocking call.
 
@@ -166,7 +166,7 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """Close standard input, so that the process exits. An exit after this call is not `died`."""
+        """Ask the process to exit, by closing its standard input. An exit after this call is not `died`."""
         self._note_death()
         self.end_input()
 

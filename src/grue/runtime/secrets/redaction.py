@@ -294,7 +294,8 @@ class Redaction:
         """Return a message's JSON with secrets replaced where its type allows it, and that JSON decoded.
 
         Fields in `also_hidden` of the message's class repeat a text in another form, such as the ids of its
-        tokens. If a secret is replaced, they are set to `None`. Raises `msgspec.ValidationError`.
+        tokens. If a secret is replaced, they are set to `None`. Raises `msgspec.ValidationError` if even the
+        placeholders in longer texts make the message invalid.
         """
         for select in (in_strings_and_numbers, in_strings, in_string_values):
             try:
@@ -445,7 +446,7 @@ _TEXT_STEP = re.compile(rb'(?:[^"\\]{1,4096}+|\\.){1,64}+', re.DOTALL)
 # Another value after the first one. Some schemes have several, such as `Signature=`.
 _NEXT_VALUE = re.compile(rb"(?i),?+%b{1,64}+(?=%b{12})" % (_BLANK, _VALUE))
 _SHORTEST = 6
-MAX_HEADER_BYTES = 512  # from the start of a header's name to the first byte of its value
+MAX_HEADER_BYTES = 512  # the most from the start of a header's name to the first byte of its value
 
 
 def may_contain_credentials(written: bytes) -> bool:

@@ -1,8 +1,8 @@
 """Write a trace file, new or continued. A file belongs to one episode; one process at a time writes it.
 
 A background thread writes the lines, so that a slow disk does not delay a turn. `TraceWriter` waits for the
-disk only if the host sends or receives the envelope: otherwise the process could be killed after the host has
-acted on a turn's answer, but before the answer is written, and the resumed episode would repeat the turn.
+disk only after an envelope from or to the host. Without this wait, the process could be killed after the host
+has acted on a turn's answer, but before the answer is written, and the resumed episode would repeat the turn.
 After `flush_within_s` the turn goes on: an incomplete trace is better than a program that hangs.
 """
 
@@ -211,8 +211,9 @@ class TraceWriter(Closing):
     Raises:
         MCPConfigError: An argument cannot be used.
         TraceError: The file cannot be opened, or another writer writes it. Without `resume`: it is not empty.
-            With `resume`: it is damaged, is not this episode's trace, or has another format. When an envelope
-            is recorded, on `flush` and on `close`: writing failed. The lines written before stay readable.
+            With `resume`: its first or last line is damaged, or it has another episode's id or another
+            format. When an envelope is recorded, on `flush` and on `close`: writing failed. The lines written
+            before stay readable.
 
     Attributes:
         place: The absolute path, which stays right if the host changes its working directory.

@@ -82,7 +82,7 @@ class Backlog:
                 self._thread = None
 
     def wait(self) -> None:
-        """Wait, blocking, until all calls are finished. Raise the exception of a call that has failed."""
+        """Wait, blocking, until all calls are finished. Raise the exception of the first that has failed."""
         if self.busy:
             wait(list(self.calls))
         self.check()
@@ -190,7 +190,8 @@ class Recorder:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 
-        An empty value is ignored. Authorisation headers, API key headers and bearer tokens need no `hide`.
+        An empty value is ignored. The values of authorisation headers and API key headers, and usual bearer
+        tokens, need no `hide`.
         """
         self._redaction.hide(name, value)
 
@@ -217,7 +218,7 @@ class Recorder:
 
         Each of these messages has a piece of a longer text in its field `text`; its other fields identify the
         longer text. If the end of a piece may be the beginning of a secret, this end is held back. It is
-        recorded with the next piece, or before the sender's next message of another type in the same turn.
+        recorded with a later piece, or before the sender's next message of another type in the same turn.
         """
         self._piece = piece
 

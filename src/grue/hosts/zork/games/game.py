@@ -31,7 +31,7 @@ class Game(Protocol):
         """Identifies exactly this game: the SHA-256 of its story file, or the version of grue's own game."""
 
     def reset(self, seed: int = 0) -> Observation:
-        """Start a new game with `seed` and return the opening text."""
+        """Start a new game with `seed` and return the first observation."""
 
     def step(self, command: str) -> Observation:
         """Play one sanitised command. Raises `GameError` if the game or its interpreter broke."""

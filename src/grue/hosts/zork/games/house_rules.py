@@ -165,7 +165,7 @@ class Turn(Struct):
     state: State
     case: Case
     phrase: Phrase
-    killed_by: str = ""  # a key of `DEATHS`
+    killed_by: str = ""  # a key of `HOUSE.deaths`
     gains: int = 0
     takes_time: bool = True
 

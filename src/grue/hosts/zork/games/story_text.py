@@ -88,5 +88,5 @@ def heading(text: str, names: frozenset[str]) -> str | None:
 
 
 def asks_something(text: str, prompt: str) -> bool:
-    """Return whether the game asks a question."""
+    """Return whether the game seems to ask a question."""
     return prompt.strip() != ">" or text.endswith("?")
