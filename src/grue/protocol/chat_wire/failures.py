@@ -439,7 +439,7 @@ def describe(
     redacted: Callable[[str], str] = str,
     key: str = "",
 ) -> m.LlmFailure:
-    """Describe a fault for people. `redacted` hides secrets; `key` says where the API key was looked for."""
+    """Describe a fault for people. `redacted` hides secrets; `key`: a sentence about the key's source."""
     message = redacted(beginning(fault.message, _MOST_READ))
     reason = reason_of_fault(fault)
     return m.LlmFailure(

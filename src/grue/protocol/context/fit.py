@@ -309,7 +309,7 @@ def cut(ledger: ContextLedger, new: Sequence[m.ConversationItem], most: int, nam
 def cut_last(
     ledger: ContextLedger, last: Sequence[m.ToolMessage], most: int
 ) -> tuple[ContextLedger, tuple[m.ToolMessage, ...]]:
-    """Cut the results that the last request added, down to `most` tokens in all, if possible."""
+    """Cut the results that the last request added, if possible until the prompt has at most `most` tokens."""
     sizes = {item.call_id: item.tokens for item in ledger.items[ledger.current :] if item.call_id}
     share = _share(sorted(sizes.values()), most - (ledger.tokens - sum(sizes.values())))
     shorter = {
@@ -336,7 +336,10 @@ def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, flo
 
 
 def _share(sizes: Sequence[int], most: int) -> int:
-    """Return the size to which the larger of the ascending `sizes` are cut, so that all sum up to `most`."""
+    """Return the size to which the larger of the ascending `sizes` are cut: all sum up to `most` if possible.
+
+    It is never below `_SHORTEST_RESULT`, unless nothing has to be cut.
+    """
     left = most
     for done, size in enumerate(sizes):
         share = left // (len(sizes) - done)

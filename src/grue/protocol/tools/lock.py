@@ -84,9 +84,10 @@ def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrif
 def screen(
     pins: ServerPins, server: m.ServerName, tools: Tools, on_drift: OnToolDrift
 ) -> tuple[Tools, tuple[m.ToolDrifted, ...]]:
-    """Return the tools that `on_drift` allows, `trusted` if approved annotations fit; notes on drifted tools.
+    """Return the tools that `on_drift` allows, and notes on those that have drifted.
 
-    With `ignore`, `tools` are returned unchanged, without notes.
+    A tool with approved annotations gets `trusted`. With `ignore`, `tools` are returned unchanged, without
+    notes.
     """
     if on_drift == "ignore":
         return tools, ()

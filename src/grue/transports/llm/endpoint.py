@@ -123,7 +123,7 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
             is sent. Never part of a `repr`.
         extra_headers: Sent with each request, except `Content-Length` and `Transfer-Encoding`. If a header's
             name looks secret, such as `X-Api-Key`, its value is redacted like the key.
-        wire: The wire format; `None`: derived from the base URL.
+        wire: The wire format, if `profile` is not set; `None`: derived from the base URL.
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
         force_tool_support: Offer tools even if the endpoint or the model's name says that the model takes no
@@ -223,7 +223,10 @@ class ReplyRoom(Protocol):
     """Stores requests for a batch, which a provider answers hours later, and returns the replies."""
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> http.Answered | Fault:
-        """Return the reply to a request, or store the request and raise `RequestPostponed`."""
+        """Return the reply to a request. If there is none, raise `RequestPostponed`.
+
+        The request is stored before that, unless the budget does not allow it.
+        """
 
     def read(self, model: str, outcome: http.RequestOutcome) -> None:
         """Count the cost of a reply from a batch. Call this when the reply has been decoded."""

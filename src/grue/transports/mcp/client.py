@@ -57,8 +57,9 @@ class McpClient:
 
     Entering the client spawns the process of a stdio server. Entering raises `ServerFailed`, or
     `MissingDependencyError` without a usable `mcp` package. Leaving ends the process within `options.limits`,
-    even if the task is cancelled. Then no process of its process group is alive, and `status` says how the
-    process ended. For a server over HTTP, leaving asks the server to end the session, for 1 s at most.
+    even if the task is cancelled. Then no process of its process group is alive, unless it is stuck in the
+    kernel, and `status` says how the process ended. For a server over HTTP, leaving asks the server to end
+    the session, for 1 s at most.
 
     Source: R3.5-R3.7, P9
     """

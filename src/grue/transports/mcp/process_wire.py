@@ -26,7 +26,7 @@ _AWAIT_EXIT_S = 0.5  # after the connection broke: the process that broke it pro
 
 
 class ProcessWire:
-    """The wire to a server that runs as a child process. `__aexit__` ends all processes of the server."""
+    """The wire to a server that runs as a child process. `__aexit__` ends the server's processes."""
 
     modules = ("grue.transports.mcp.line_stream",)  # imported by `stream`; it imports the SDK
 
