@@ -51,7 +51,8 @@ class Tap(Protocol):
 class Mailbox(Generic[M]):
     """A named queue of envelopes with one reader.
 
-    Each envelope is recorded and queued without an `await` in between: trace and mailbox have the same order.
+    Sending records and queues an envelope without an `await` in between, so that trace and mailbox have the
+    same order.
 
     Args:
         name: The owner's name, which is the receiver in every envelope of this mailbox.
@@ -236,7 +237,7 @@ class Actor(Generic[M]):
 
     Attributes:
         mailbox: The mailbox that only this actor reads.
-        name: The mailbox's name, which is sender and receiver in the trace.
+        name: The mailbox's name, by which the trace names the actor as sender and as receiver.
     """
 
     def __init__(self, mailbox: Mailbox[M]) -> None:
@@ -253,7 +254,7 @@ class Actor(Generic[M]):
                 await self.receive(envelope)
 
     def around(self) -> AbstractAsyncContextManager[object]:
-        """Return a context manager that `run` enters before the first message and leaves when it ends."""
+        """Return a context manager that `run` holds open while it receives messages."""
         return contextlib.nullcontext()
 
     async def receive(self, envelope: Envelope[M]) -> None:
@@ -273,7 +274,7 @@ def reply(envelope: Envelope[Any], body: object) -> None:
 
 
 class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
-    """Trace note: an actor, or the host's code (`actor` is then `host`), raised an unexpected exception."""
+    """Trace note of an unexpected exception in an actor, a pooled session or the host (`actor`: `host`)."""
 
     actor: str
     error: str
@@ -308,7 +309,7 @@ class Supervisor:
         self._crash: tuple[str, BaseException] | None = None
 
     def mailbox(self, name: str, *, bound: int = BOUND) -> Mailbox[Any]:
-        """Make a mailbox whose messages are recorded. It is closed when the supervisor's block ends."""
+        """Make a mailbox whose messages are recorded. It is closed when its actor or the block ends."""
         mailbox: Mailbox[Any] = Mailbox(name, self._tap, bound=bound)
         self._mailboxes.append(mailbox)
         return mailbox
@@ -435,7 +436,7 @@ def raise_crash(actor: str, error: BaseException) -> Never:
 
 
 def describe_crash(actor: str, error: BaseException) -> ActorFailed:
-    """Return the note for the trace about an unexpected exception of an actor or of the host's code."""
+    """Return the note for the trace about an unexpected exception of `actor`."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     where = tuple(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
     whose = raised_by(error)

@@ -22,7 +22,8 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
     Attributes:
         alive: Whether the connection can still be used, as far as is known without asking the server.
         pid: Process id of the server; `None`: grue has not started a process for it.
-        exit: The process's exit status or signal; `None`: it still runs, or grue has started no process.
+        exit: The process's exit status or signal; `None`: it still runs, there is none, or it is unknown how
+            the process ended.
         ending: How the process ended, such as `killed` or `polite` (by itself, when its stdin was closed);
             `none`: it still runs, or there is no process. `handed_over`: the session pool keeps or ends it.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
@@ -42,7 +43,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status; `None`: the process still runs, was killed by a signal, or does not exist."""
+        """The exit status; `None`: it is unknown, or there is none, such as after a signal."""
         return None if self.exit is None else self.exit.status
 
 
@@ -50,7 +51,7 @@ class Listing(Struct, frozen=True, kw_only=True):
     """What a server reports when its connection is opened.
 
     Attributes:
-        tools: The server's tools, in the server's order.
+        tools: The server's tools that may be offered, in the server's order.
         protocol_version: The MCP revision that was agreed on; empty if the server does not speak MCP.
         server_version: The server's name and version.
         instructions: The server's text for the model; untrusted.

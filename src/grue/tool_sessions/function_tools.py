@@ -489,7 +489,7 @@ def tool(
         function: A plain function, a coroutine function, or a method in its class.
         name: The tool's bare name; `None`: the function's name.
         description: What the model reads; `None`: the docstring up to its first section.
-        timeout_s: Time limit of a call in seconds; `None`: the turn's limit for calls. The smaller one wins.
+        timeout_s: Time limit of a call in seconds, unless the turn's is smaller; `None`: the turn's.
         annotations: What the tool does, such as `ToolAnnotations(read_only=True)`. A tool policy trusts these
             annotations, because they are the host's own. `None`: MCP's defaults, which assume the worst.
     """

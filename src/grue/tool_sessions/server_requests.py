@@ -1,6 +1,6 @@
 """What a server may send to its client besides replies: notices and requests (sampling, elicitation, roots).
 
-A server is told only of the kinds of requests that the host answers. By default these are none.
+A server is told only of the kinds of requests that the host answers. By default, the host answers none.
 """
 
 from collections.abc import Awaitable, Callable

@@ -96,7 +96,7 @@ def _own_values(environ: Mapping[str, str]) -> set[str]:
 
 
 class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
-    """One server's time limits, the tools to offer, and how it is started.
+    """One server's time limits, the tools to offer, and further settings.
 
     Attributes:
         call_timeout_s: Time limit of one tool call, unless the turn's is smaller; `None`: the turn's limit.
@@ -402,7 +402,7 @@ McpServer: TypeAlias = StdioServer | HttpServer  # a server that speaks MCP, how
 
 
 def in_its_box(server: McpServer, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-    """Return a server's tools with `boxed` set if the server has a box and this machine enforces it."""
+    """Return a server's tools; `boxed` says whether the server has a box that this machine enforces."""
     boxed = isinstance(server, StdioServer) and is_boxed(server.sandbox)
     return tuple(tool if tool.boxed is boxed else replace(tool, boxed=boxed) for tool in tools)
 

@@ -61,7 +61,8 @@ class ShellTool(Struct, HostTools, frozen=True, kw_only=True):
         commands: The programs that may be run: a name on the PATH, or a path. An entry that is a list has to
             match the first arguments too. `any` allows everything. A program that starts others, such as
             `env`, `find`, `xargs` or an interpreter, allows everything too.
-        shell: Needs `commands="any"`, because a string for the shell can start any program.
+        shell: Whether the model passes a string for `/bin/sh`, which can start any program. So this needs
+            `commands="any"`.
         inherit: Names of the host's environment variables that a command gets. No others are inherited.
         env: Variables that are added to the inherited ones.
         timeout_s: Time limit of one command in seconds. If the turn's limit of a call is smaller, the command

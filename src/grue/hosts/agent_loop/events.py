@@ -60,7 +60,7 @@ _NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
 
 
 class EventFeed:
-    """Makes the events of a turn, in the thread of the turn, and passes them to `put`.
+    """Makes the events of a turn, in the turn's threads, and passes them to `put`.
 
     Add the feed to the turns' recorder, and pass its `words` as `on_delta`. `put` must not block, raise, or
     add entries to the trace, because the recorder holds its lock while it calls observers.

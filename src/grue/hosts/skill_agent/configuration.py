@@ -64,8 +64,8 @@ class AgentConfig(Struct, kw_only=True):
         servers: MCP servers by name. The bare name of a tool that several servers have calls that of the last
             one.
         optional_servers: Servers without which the run goes on if they cannot be connected.
-        on_connect_failure: What happens if another server cannot be connected. `skip`: the run goes on
-            without it. `raise`: the run goes on without MCP tools.
+        on_connect_failure: What happens if a server that is not optional cannot be connected. `skip`: the run
+            goes on without it. `raise`: the run goes on without MCP tools.
         reconnect: Whether a server that has died is connected again, at most once.
         on_step_failure: `continue`: the model reads the error. `stop`: the run ends. `retry`: a read-only or
             idempotent step is tried again up to `retries` times before the model reads the error.

@@ -171,7 +171,7 @@ class ActionTypes:
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 
     def schema(self, offered: Iterable[ActionType] | None = None) -> m.JsonObject:
-        """Return the JSON Schema of a reply with the types in `offered`; `None`: with all."""
+        """Return the JSON Schema of a reply with the types in `offered`; `None`: with all types."""
         kinds = tuple(self.types.values() if offered is None else offered)
         schemas, parts = msgspec.json.schema_components(
             [each.params for each in kinds], ref_template="#/$defs/{name}"

@@ -178,7 +178,13 @@ def _malformed(path: Path, line: int, problem: str) -> MCPConfigError:
 
 
 class Grant(Struct, frozen=True):
-    """The tools that `allowed-tools` name. `approved` leaves out entries with a pattern, `named` does not."""
+    """The tools that the entries of `allowed-tools` name.
+
+    Attributes:
+        approved: The tools that an entry without a pattern names.
+        named: The tools that any entry names.
+        unknown: The entries that name no tool.
+    """
 
     approved: frozenset[str] = frozenset()
     named: frozenset[str] = frozenset()
@@ -207,10 +213,10 @@ class Skills:
     def text(self, name: str, file: str = "") -> str:
         """Return the text of a skill's `file`, a path in its folder.
 
-        Without `file`: the skill's own text, followed by the names of its files.
+        Without `file`: the skill's own text, followed by the names of its other files.
 
         Raises:
-            ValueError: There is no such skill or file. The error's text is for the model.
+            ValueError: There is no such skill, or the file cannot be read. The error's text is for the model.
         """
         skill = self.by_name.get(name)
         if skill is None:

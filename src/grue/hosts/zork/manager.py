@@ -134,7 +134,7 @@ class MCPManager:
         During a turn, and until a connect of the episode has succeeded, each call makes one attempt. After
         that, a failed connect is retried once, and if the retry fails too, the server is disabled: later
         calls fail at once. If this coroutine is cancelled, no process is left. Raises
-        `MCPServerStartupError`, or `MCPError` if a session is open already.
+        `MCPServerStartupError`, or another `MCPError`, for example if a session is open already.
 
         Source: R3.1-4, R6.1, R6.7-10
         """

@@ -218,7 +218,7 @@ why the start failed."""
 
 
 class OverriddenManagerConnection(ManagerConnection):
-    """One session with a manager whose methods are overridden."""
+    """One session with an `MCPManager` of which a program has overridden some methods."""
 
     report_s = _REPORT_S
 

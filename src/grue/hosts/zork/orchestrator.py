@@ -241,7 +241,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the episode ended without an interruption, and not because of failures or fallbacks."""
+        """Whether neither failures, fallbacks nor an interruption have ended the episode."""
         return self.reason not in ("fallbacks", "failed", "interrupted")
 
 

@@ -152,7 +152,7 @@ class ChildProcess:
     def send(self, data: bytes) -> None:
         """Write to standard input, or queue what it does not take.
 
-        Raises `anyio.BrokenResourceError` if it is closed or broken.
+        Raises `anyio.BrokenResourceError` if the pipe is closed or broken, or the process has exited.
         """
         if self._group.exit is not None or self._group.stdin < 0:
             raise anyio.BrokenResourceError
@@ -461,7 +461,7 @@ class Command(ChildProcess):
 
     @property
     def wrote_too_much(self) -> bool:
-        """Whether the command has written more than `max_written_bytes`."""
+        """Whether the command has written more than `max_written_bytes` to both streams together."""
         return self.stdout.size + self.stderr.size > self._max_written_bytes
 
     async def finish(self, stdin: bytes = b"") -> bool:

@@ -46,7 +46,7 @@ class SecretPattern(NamedTuple):
 
 
 class SecretForms(NamedTuple):
-    """The regular expressions and the fixed bytes that find all forms of one secret."""
+    """The regular expressions and the fixed bytes that find one secret in its various forms."""
 
     patterns: tuple[SecretPattern, ...]
     literals: tuple[bytes, ...]

@@ -145,7 +145,7 @@ class Recorder:
     Attributes:
         around_call: Called with the number of a `ToolCalled` message; returns a context manager in which that
             tool call runs. An observer may set this when it is added, to give the call a context.
-        telling: The id of the thread in which the observers are being called; 0: they are not.
+        telling: The id of the thread that is calling the observers; 0: no thread is.
     """
 
     def __init__(

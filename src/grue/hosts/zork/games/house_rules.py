@@ -38,7 +38,7 @@ class State(Struct, kw_only=True):
 
 
 class RefusalError(Exception):
-    """The command cannot be carried out. The text is the house's answer; `asks` is the verb of a question."""
+    """The command cannot be carried out. The text is the answer; `asks`: the verb of its question, if any."""
 
     def __init__(self, text: str, *, asks: str = "") -> None:
         super().__init__(text)

@@ -259,7 +259,7 @@ _LOST: Final = (
 
 
 class Choice(Struct, frozen=True):
-    """The interpreter for a story, and a text for people if it is not the first or loses styled words."""
+    """The interpreter for a story. `reason`, for people, is set if the first one found loses styled words."""
 
     interpreter: Interpreter
     reason: str = ""
