@@ -34,8 +34,8 @@ The rules:
     the window's size is known (`context/fit.py`). The machine changes the history only by `RewriteHistory`. A
     summary is requested in a copy of the conversation; if that request fails, the turn goes on without it.
 10. With presumed tools (`ToolsPresumed`), which the servers will probably list, the first request is sent
-    while the sessions open (`turn/sessions.py`). A reply that calls a tool which is then listed otherwise is
-    dropped. Only the turn's first reply can be dropped, or the first after a resumption.
+    while the sessions open (`turn/sessions.py`). A reply that calls a tool which is then listed otherwise, or
+    not at all, is dropped. Only the turn's first reply can be dropped, or the first after a resumption.
 11. Every session that the turn opened is closed before the turn ends, however it ends. A deadline or an
     interruption ends the turn in any state of `LiveState`. After that, only the closing of sessions and the
     requests of servers to the model (rule 7) have an effect. A second `SessionClosed` of a server is ignored:

@@ -231,7 +231,7 @@ class EncodedConversation:
             self.offer(mode.tools)
 
     def offer(self, tools: Tools) -> None:
-        """Offer tools from now on. If only the order of a schema's keys has changed, it keeps its bytes."""
+        """Offer tools from now on. A tool keeps its bytes if only the order of its schema's keys is new."""
         before = {tool.name: tool for tool in self.tools}
         self.tools = tuple(_as_before(tool, before.get(tool.name)) for tool in tools)
         self._encode_tools()

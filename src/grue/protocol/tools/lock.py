@@ -62,7 +62,7 @@ class ToolDrift(Struct, frozen=True):
 def lock_of(
     tools: Iterable[m.ToolDefinition], shown: Iterable[m.ToolDefinition] | None = None
 ) -> dict[str, ToolPin]:
-    """Return the pins of a server's tools, sorted by bare name; `shown`: the same tools without secrets."""
+    """Return a server's pins, sorted by bare name. `shown`: the tools without secrets, for the summaries."""
     tools = tuple(tools)
     pins = {tool.tool: _pin(tool, each.description) for tool, each in zip(tools, shown or tools, strict=True)}
     return dict(sorted(pins.items()))
@@ -86,8 +86,8 @@ def screen(
 ) -> tuple[Tools, tuple[m.ToolDrifted, ...]]:
     """Return the tools that `on_drift` allows, and notes on those that have drifted.
 
-    A tool with approved annotations gets `trusted`. With `ignore`, `tools` are returned unchanged, without
-    notes.
+    An unchanged tool whose annotations were approved gets `trusted`. With `ignore`, `tools` are returned as
+    they are, without notes.
     """
     if on_drift == "ignore":
         return tools, ()

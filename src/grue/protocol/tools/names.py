@@ -78,7 +78,7 @@ def is_wire_name(name: str) -> bool:
 
 
 class WireNames:
-    """A two-way table of canonical names and wire names, valid and unique. An entry never changes."""
+    """A two-way table of canonical names and valid, unique wire names. An entry never changes."""
 
     def __init__(self, style: NameStyle, names: Iterable[str] = ()) -> None:
         self.style: NameStyle = style

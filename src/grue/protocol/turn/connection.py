@@ -45,7 +45,7 @@ class Disabled(Struct, frozen=True, tag=True):
 
 
 class Connecting(Struct, frozen=True, tag=True):
-    """The session makes its attempt number `attempt` in this turn; `first`: it came from `Untried`."""
+    """The session makes attempt number `attempt` in this turn; `first`: the state before was `Untried`."""
 
     server: m.ServerName
     attempt: int

@@ -101,7 +101,7 @@ def reported(state: s.AwaitingSessions, event: m.SessionOpened | m.McpDisabled) 
 
 
 def when_all_reported(state: s.AwaitingSessions) -> Transition:
-    """Go on with the turn or its parked calls, unless a session is still opening, or the model is checked."""
+    """Go on with the turn or its parked calls, once all sessions and the check, if any, have reported."""
     if state.pending or state.asking:
         return state, ()
     turn = state.turn

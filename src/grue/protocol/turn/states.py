@@ -150,7 +150,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return turn if same else replace(turn, relisted=True)
 
     def tell(self, records: Records) -> tuple[Turn, tuple[m.ToolMessage, ...]]:
-        """Add a reply's settled tool calls to the turn, and return the tool messages for the model."""
+        """Return the turn with a reply's settled tool calls added, and the tool messages for the model."""
         limits = self.run.limits
         room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
         refers = self.run.references != "never"
@@ -267,7 +267,7 @@ class PlacedNote(Struct, frozen=True):
 
 
 class JudgedReply(Struct, frozen=True, kw_only=True):
-    """The tool calls of a reply that the policy has judged, before any of them is sent.
+    """The tool calls of a reply that the policy has judged, before this process sends any of them.
 
     Attributes:
         open: The calls that are to be made, in order, some of them only if a person approves.
@@ -303,7 +303,7 @@ class Batch(Struct, frozen=True):
 
 
 class AwaitingTools(Struct, frozen=True):
-    """Waits until every call of the reply is settled: returned, timed out, skipped or lost with its server.
+    """Waits until every call of the reply is settled, for instance because it has returned or timed out.
 
     Attributes:
         under_way: The batches that are not settled: one, several parallel ones, or none while servers start.

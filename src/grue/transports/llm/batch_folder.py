@@ -8,8 +8,8 @@
     DIR/replies/0001.jsonl       the result of each of these requests: written when their batch has ended
 
 A request's id consists of the folder's `run`, the number of the turn (in a fleet, the episode's id), the
-request's number in the turn, a digest of its body, and the number of the attempt at the turn. By the id, a
-process finds a request that an earlier process has stored.
+request's number in the turn, a digest of its body, and the number of the attempt at the turn. By these parts,
+a process finds a request that an earlier process has stored.
 """
 
 import fcntl

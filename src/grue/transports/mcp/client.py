@@ -173,7 +173,7 @@ class McpClient:
             raise await self._failed(cause) from error
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the tool's input schema refuses a call; `None`: the call can be sent."""
+        """Return why the tool's input schema refuses a call; `None`: it does not, or it is not checked."""
         if not self._server.options.check_arguments:
             return None
         fault = self._inputs.fault(tool, arguments)

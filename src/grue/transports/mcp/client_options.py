@@ -24,7 +24,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     """Options of a client. The callbacks must not block or raise.
 
     Attributes:
-        pinning: `None`: all tool definitions are accepted.
+        pinning: The approved tool definitions; `None`: all are accepted.
         before_import: Awaited before the SDK is imported in a worker thread; `None`: the SDK is imported at
             once, in the event loop's thread. Has no effect if the SDK is imported already.
         on_secret: Called with the name and the value of OAuth secrets of 8 or more characters; with a token,

@@ -109,7 +109,7 @@ class Direct(Struct, frozen=True):
 
 
 def launcher_of(server: StdioServer) -> Launcher | None:
-    """Return the launcher that a server's command runs; `None`: neither. `uv tool run` counts as `uvx`."""
+    """Return `npx` or `uvx` (also for `uv tool run`) if a server's command runs it; else `None`."""
     name = PurePath(server.command).name
     if name == "npx":
         return "npx"

@@ -108,7 +108,7 @@ LOGIN_S = 300.0  # how long a login waits until the person has finished in the b
 
 
 class LoginRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
-    """A login did not succeed; the text says why."""
+    """A login or a logout did not succeed; the text says why."""
 
 
 def log_in(

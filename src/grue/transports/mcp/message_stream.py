@@ -23,7 +23,7 @@ class MessageStream(ABC):
     `broken`: why nothing more can be exchanged; `None` while the stream works. `tools_changed`: the server
     has announced changed tools since the client last set this to `False`. It is set as soon as the
     announcement is read: the SDK handles announcements in another task, possibly after the next call was
-    sent. `last_request_id`: the id of the last `tools/call`; empty: the current call was not sent.
+    sent. `last_request_id`: the id of the last `tools/call`; empty: none, or the current one is not sent yet.
     """
 
     broken: str | None
