@@ -1,7 +1,7 @@
 """Hold back a fleet's requests and server processes until its limits allow them, and sum up the costs.
 
-The ledger, an append-only file, gets what a request can cost at most before the request starts, and its cost
-afterwards: so a later run knows what may have been spent, even if a process was killed.
+Before a request starts, the most that it can cost is written to the ledger, an append-only file; after its
+end, its cost. So a later run knows what may have been spent, even if a process was killed.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 GONE = "the fleet's broker is gone, so nothing may start"
 
-# How long an episode with `ServerCap.an_episode` server processes waits for one more before a refusal.
+# How long an episode that has `ServerCap.an_episode` server processes waits for one more before a refusal.
 _TOO_MANY_S = 30.0
 
 

@@ -6,7 +6,7 @@ The broker is a pure state machine: it gets the time as an argument, and never w
   of every limit. If it may fit once the real cost of the requests under way is known, the request waits;
   otherwise it is refused. If a worker is lost, its reservations count as spent.
 - In a second at most about a sixtieth of `requests_per_minute` starts, as some endpoints count by the second.
-  At high rates, the time between two may be a quarter of the average, so that a busy machine can catch up.
+  At high rates, two may start after a quarter of the average pause, so that a busy machine can catch up.
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
   a full window has succeeded (slow start). A status 429, 503 or 529 halves it, at most once a second; from
@@ -104,7 +104,7 @@ class ServerPlaces:
 SLOW_START = 2.0
 # The share of `requests_per_minute` that is used, because an endpoint's clock may run at another speed.
 _MARGIN = 0.95
-_CATCH_UP = 4.0  # how many times shorter than the average the pause between two requests may be
+_CATCH_UP = 4.0  # the pause between two requests may be so many times shorter than the average
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
 # If the endpoint asks for a longer wait, that request fails. Other requests start after this pause.

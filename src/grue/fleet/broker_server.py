@@ -154,7 +154,7 @@ _REPLIES = msgspec.json.Decoder(Reply)
 
 
 class BrokerLink:
-    """Asks the broker whether a request or a server may start: `RequestGate`, `ServerGate`. Thread-safe."""
+    """A `RequestGate` and `ServerGate` that asks the broker over its socket. Thread-safe."""
 
     def __init__(self, address: str, on_loss: Callable[[], None]) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -116,7 +116,8 @@ class Options(Struct, frozen=True, kw_only=True):
 
     score: str | None = None  # `None`: `score`, or the only score that the episodes have
     lower_is_better: bool = False
-    failed_as: float | None = None  # the score of a failed episode; `None`: 0, or an error if lower is better
+    # the score of a failed episode; `None`: 0, but if lower is better, a failed episode is an error
+    failed_as: float | None = None
     passing: float | None = None  # the worst score that passes; `None`: see `Passing.of`
     # settings whose equal values make groups of cases that depend on each other
     cluster: tuple[str, ...] = ()
@@ -137,7 +138,7 @@ class Side(Struct, frozen=True, kw_only=True):
     fleet: str = ""  # the folder of its fleet; empty: not known
     episodes: int
     failed: int  # compared episodes that have failed
-    missing: dict[str, int]  # not compared, by outcome, or `unscored`, or `earlier` (of an earlier sweep)
+    missing: dict[str, int]  # episodes not compared: by outcome, `unscored`, `earlier` (of an earlier sweep)
     unpaired: int  # cases that the other side has not played
 
     @property

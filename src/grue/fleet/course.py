@@ -30,14 +30,14 @@ class Course(Struct, kw_only=True, omit_defaults=True):
     turns: int = 0  # a turn that was parked or interrupted, and then goes on, counts once
     requests: int = 0  # in turns that were completed or failed; likewise `tool_calls`
     tool_calls: int = 0
-    refused_calls: int = 0  # not sent: unknown tool, wrong arguments, a policy or a person
+    refused_calls: int = 0  # not sent, for example because of wrong arguments or a policy
     failed_calls: int = 0  # failed, timed out, or lost their server
     outcome: str = ""  # of the last turn: its kind, `failed` or `parked`; empty: no turn ended
     host_reason: str = ""  # why the host ended the episode, in a word
     error: str = ""  # the last thing that went wrong, in a line; the next three fields say where
-    error_kind: str = ""  # of the message that reports `error`
-    turn: int = 0  # 0: outside of turns
-    message: int = 0  # number in the trace; 0: nothing went wrong
+    error_kind: str = ""  # class of the message that reports `error`
+    turn: int = 0  # 0: `error` happened outside of turns, or is empty
+    message: int = 0  # the message's number in the trace; 0: nothing went wrong
 
 
 _READ = frozenset(

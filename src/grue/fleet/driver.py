@@ -384,7 +384,7 @@ class Driver:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: AttemptEnd | Lost) -> AttemptEnd | None:
-        """Return how an attempt without a commit ended (`None`: cancelled). Record the end if it was lost."""
+        """Return how an attempt without a commit ended (`None`: cancelled). If it was lost, record that."""
         if isinstance(ended, AttemptEnd):
             if ended.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended

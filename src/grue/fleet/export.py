@@ -444,9 +444,9 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = ()) -> Answer:
-    """Run a query on the tables `episodes`, `turns`, `calls` and `requests`; raises as `export_tables`.
+    """Run a query on the tables `episodes`, `turns`, `calls`, `requests`; raises `FleetError`. Needs DuckDB.
 
-    Only the tables that the query names are filled, also with the rows in the folders `exported`.
+    The tables that the query names get the rows of the given episodes, and those in the folders `exported`.
     """
     named = set(_WORDS.findall(sql.lower()))
     wanted = {name: kind for name, kind in TABLES.items() if name in named}

@@ -192,7 +192,10 @@ class Fleet:
     def sweep(
         self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None, progress: bool = False
     ) -> Finished:
-        """Play the episodes of a sweep that have no result. Other arguments and errors: see `map`. Blocks."""
+        """Do the same as `map` with the work and the cases of a sweep. Blocks.
+
+        The sweep's limits, `workers` and `keep` are not used, only those of this fleet.
+        """
         refuse_to_start_again(imports_main=self._engine == "local")
         plan = self._plan(find_work(sweep.work), sweep.version, sweep.all_cases, whole=True)
         with shown_progress(watch, shown=progress) as seen:

@@ -84,9 +84,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
 class AttemptEnd(Struct, frozen=True, kw_only=True):
     """The end of an attempt; the content of `attempt.json`."""
 
-    # `failed`: by the model, the game or the work, a result too; `infrastructure`: by the machine, the
-    # network or a server, tried again; `unpaid`: the budget refused a request; `waiting`: for a batch, never
-    # written
+    # `failed`: the model, the game or the work has failed, which is a result, too; `infrastructure`: the
+    # machine, the network or a server has failed, so the episode is tried again; `unpaid`: the budget refused
+    # a request; `waiting`: the attempt waits for a batch; this outcome is never written
     outcome: Literal["scored", "failed", "infrastructure", "unpaid", "waiting"]
     kind: str = ""  # of the failure, for example the error's class
     error: str = ""
@@ -259,7 +259,7 @@ class FleetFolder:
         return None if ids is None else frozenset(ids)
 
     def write_named(self, ids: bytes) -> None:
-        """Put these ids at the end of `named.txt`, if possible."""
+        """Put `ids` (as concatenated bytes) at the end of `named.txt`, if possible."""
         # Readers use the order in this file, not the times of files, which a copy of the folder may not have.
         ours = dict.fromkeys(ids.hex("\n", -ID_LENGTH // 2).split())
         before = [each for each in self.named() if each not in ours]

@@ -187,7 +187,8 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 
 
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
-    """Yield the turns of all traces below `folder`, or of a file, without forks and turns run again."""
+    """Yield the turns of all traces below `folder`, or of a file. Leave out forks and replaced turns."""
+    # A turn is replaced if it has no end, and a later turn of the trace has its number.
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:
         with contextlib.suppress(TraceError):  # the file is not a trace, or was cut short

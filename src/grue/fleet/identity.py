@@ -107,7 +107,7 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the SHA-256 of a case's files by the setting that names them; a list of files has one."""
+        """Return the SHA-256 of a case's files, by setting; a list of files has a single one."""
         # A setting is left out if none of its files exists.
         found: dict[str, str] = {}
         for name in names:

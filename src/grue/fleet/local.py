@@ -187,7 +187,10 @@ class LocalEngine:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
-        """Wait until a worker reports, ends or is late, one may be started, or `_wake` is used. Check all."""
+        """Wait until a worker reports, ends or is late, one may be started, or `_wake` is used.
+
+        Then look at each worker.
+        """
         soonest = min(worker.until for worker in self._workers) if self._workers else math.inf
         if self._jobs and self._failing_since < math.inf:
             soonest = min(soonest, self._start_at)

@@ -168,7 +168,7 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str], whose: str = "The episodes") -> None:
-    """Raise `FleetError` if no episode has one of `names`. `whose`: the first words of the error's text."""
+    """Raise `FleetError` if one of `names` is a setting of no episode. `whose`: the error's first words."""
     known = {name: None for each in found for name in (*each.planned, *each.settings)}
     for name in names:
         if known and name not in known:

@@ -314,11 +314,11 @@ class ScoreTally(Struct):
 
     total: int = 0  # episodes that this run has to score
     done: int = 0  # of these, those that have all scores now
-    before: int = 0  # had all scores before this run
-    failed: int = 0  # a scorer failed or took too long
-    unpaid: int = 0  # the budget has refused a request
-    without_trace: int = 0  # finished, lack a score, and the trace was not kept
-    unfinished: int = 0  # have no result
+    before: int = 0  # episodes that had all scores before this run
+    failed: int = 0  # episodes for which a scorer failed or took too long
+    unpaid: int = 0  # episodes for which the budget refused a request
+    without_trace: int = 0  # finished episodes that lack a score, and whose trace was not kept
+    unfinished: int = 0  # episodes without a result
     spent: Amount = Amount()
     troubles: list[str] = field(default_factory=list)  # of the first few episodes that were not scored
 

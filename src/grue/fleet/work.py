@@ -125,7 +125,7 @@ def _listed(value: object, kind: object) -> Any:
 
 
 def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the first setting with an unknown name or a wrong type, and a sentence about the fault."""
+    """Return the first setting of an unknown name or wrong type, and what is wrong; `None`: all are right."""
     kinds = _kinds(declared)
     for name, value in settings.items():
         if name not in kinds:

@@ -94,7 +94,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
             without `/` is looked up in the program's `PATH`. `None`: any program of the system and of the
             folders that the box opens. All programs that it starts are in the same box. A hostile program can
             get around the list: it can load the code of any file that it may read.
-        network: `True`: any connection. `False`: none. A list of hosts such as `example.com:443`: only
+        network: `True`: any host. `False`: none. A list of hosts such as `example.com:443`: only TCP
             connections to these; grue runs a proxy through which the program reaches hosts by name. `None`:
             the preset decides.
         unix_sockets: Whether the program may use Unix sockets. They give access to Docker or to an SSH agent,
@@ -143,7 +143,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 
     @property
     def any_network(self) -> bool:
-        """Whether the program may use the network without limits."""
+        """Whether the program may connect to any host."""
         return self.network is True or (self.network is None and self.preset == "web")
 
 

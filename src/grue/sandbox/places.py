@@ -348,7 +348,10 @@ def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) ->
 
 
 def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
-    """Return `paths` with links resolved. Refuse a link out of a `written` folder, except to interpreters."""
+    """Return `paths` with links resolved. Refuse a link that leads out of a `written` folder.
+
+    Do not refuse a link with an interpreter's name that leads to an interpreter.
+    """
     if not written:
         return [real_path(path) for path in paths]
     found = []

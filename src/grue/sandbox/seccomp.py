@@ -46,8 +46,8 @@ _FARTHEST = 255  # how many instructions a conditional jump can skip at most
 class Machine(Struct, frozen=True):
     """The kernel's numbers for one kind of processor."""
 
-    audit: int  # of the architecture (`AUDIT_ARCH_...`)
-    x32: bool  # a second set of system calls exists, which are all refused
+    audit: int  # the number of the architecture (`AUDIT_ARCH_...`)
+    x32: bool  # whether a second set of system calls exists; all of these are refused
     calls: dict[str, int]
 
     def __hash__(self) -> int:

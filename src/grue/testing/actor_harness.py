@@ -259,7 +259,7 @@ class ActorHarness:
         return asked
 
     async def idle(self) -> list[Any]:
-        """Let the actor run until it waits. Return what it has sent and noted since the last method call."""
+        """Let the actor run until it waits. Return what it has sent and noted since a method last did so."""
         await self._loop.idle()
         return self._new()
 

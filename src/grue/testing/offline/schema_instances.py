@@ -41,8 +41,8 @@ def minimal(schema: object, *, wishes: Mapping[str, object] | None = None, text:
     """Return a small value that `schema` accepts, or raise `UnsatisfiableError`.
 
     `wishes` has preferred scalars for properties at any depth, by name. They are used where the schema
-    accepts them, even for optional properties. `text` is the value of other strings that need not be of an
-    enumeration or a format, cut or padded if necessary.
+    accepts them, even for optional properties. `text` is the value of all other strings that may have any
+    content, cut or padded to the allowed length.
     """
     return _Maker(schema, wishes or {}, text).make(schema, 0)
 

@@ -32,15 +32,16 @@ _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 class BatchFaults(Struct, kw_only=True):
     """What goes wrong with batches of requests. The fields may be changed while the server runs.
 
-    Functions get counts from 1: `in_place` and `after` how often the client has requested this path with this
-    method, `results` how often it has asked for the file.
+    The last argument of `in_place` and `after` counts the requests with this method and path, that of
+    `results` the requests for this file. Both counts begin at 1.
     """
 
     looks: int = 0  # how many times a batch is shown as running before it ends
     # `failed`: no request is answered; for Anthropic, as `completed`
     ends: Literal["completed", "expired", "cancelled", "failed"] = "completed"
     why: str = "the file could not be read"  # the reason of a `failed` batch
-    # by a request's id; `None`: answer it; `lost`: it is missing from the results
+    # gets a request's id; returns `None` to answer the request, or what happens to it instead; `lost`: it is
+    # missing from the results
     unanswered: Callable[[str], Unanswered | None] = lambda _: None
     # gets method, path and count; returns a reply to send instead of carrying out the request
     in_place: Callable[[str, str, int], LlmReply | None] = lambda *_: None
