@@ -149,7 +149,7 @@ class ToolChanged(MCPToolCallError):  # noqa: N818 - named as the fact it report
 
 
 class ToolCallDenied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages
-    """The runner's tool policy denies the call. The call was not sent."""
+    """The tool policy denies the call. The call was not sent."""
 
 
 class ToolCallTimedOut(MCPToolCallError, TimeoutError):  # noqa: N818 - named as the event it reports

@@ -1635,7 +1635,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why configured tools are missing; empty if no tool is missing.
         reconnected: Whether the one reconnect of the turn has been used.
-        used: How often each tool that has a `max_calls` was called before this reply.
+        used: For each tool that has a `max_calls`, how many earlier calls the policy has let through.
         definitions: By tool name, digests of the tools' definitions at the time of the reply.
         untold: Answers to the calls, such as "not called", for the case that the turn is never resumed.
         summaries: Summaries requested so far.

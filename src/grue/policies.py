@@ -42,10 +42,11 @@ NoticeKind: TypeAlias = Literal[
 ]
 """What a notice about a server (`ServerNoted`) reports.
 
-- `noise`: the server wrote a line that is not a JSON-RPC message.
+- `noise`: the server sent something that is not a JSON-RPC message, such as a line of its log on stdout.
 - `bad_tool`: a tool of the server, or a part of its listing, cannot be used and was left out; or the tools
   could not be listed again; or a pattern in the settings or the request matches no tool.
-- `bad_schema`: a tool's results are not checked against its output schema, because the schema cannot be used.
+- `bad_schema`: a tool's arguments or results are not checked, because the schema cannot be used, or because
+  the value is too large.
 - `bad_elicit`: the host's `elicit` function failed, so the server's question was not put to the user.
 - `too_large`: a message was not read, or kept as text only, because of its size; or too many notices came.
 - `log`, `progress`: the server sent a notification of this kind.
@@ -512,7 +513,8 @@ StartWhen = Literal["before", "beside_if_locked", "beside", "when_called"]
 the first request, if the server's tools are known (from this runner, the trace that is resumed, the user's
 cache or the tool lock), else as `before`. `beside_if_locked`: at the same time as the first request, if the
 listing file of the tool lock has the server's tools, else as `before`. `when_called`: at the first call of
-one of the server's tools, if the tools are known, else at the turn's start.
+one of the server's tools, if the tools are known, else at the turn's start. If the first request has to wait
+for one server's list of tools, it waits for those of all servers that start with the turn.
 """
 
 StartAhead = Literal["after_turn", "beside_turn"]

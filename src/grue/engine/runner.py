@@ -288,8 +288,8 @@ class Runner(AsyncToolAccess, Closing):
         With `keep="loop"` and a `start` in advance (`after_turn`, `beside_turn`), the turn's server processes
         are ended in the background, before the next turn's first tool call.
 
-        A call inside a running event loop works too, with a warning. If one of the program's signal handlers
-        raises an exception during the turn, the turn ends.
+        A call inside a running event loop blocks that loop; outside of notebooks, it warns. If one of the
+        program's signal handlers raises an exception during the turn, the turn ends.
 
         Raises:
             MCPServerStartupError: The episode's first connect to a server failed, and `policy` says to raise.
@@ -345,8 +345,8 @@ class Runner(AsyncToolAccess, Closing):
 
         The servers start as in any turn. A question whose tool has another definition by now is asked again.
         Iterations, tokens, cost and the rest of the time limit are carried over; the time in which the turn
-        was parked does not count. The turn's recorded limits hold, and the runner's budget. The trace is
-        continued, and locked until the runner is closed.
+        was parked does not count. The turn's recorded limits hold, and the runner's budget and tool policy.
+        The trace is continued, and locked until the runner is closed.
 
         A turn whose process was killed can be resumed too, if its policy parks turns. A call that was sent
         and not answered is not sent again, because it may have taken effect. In place of a result the model
@@ -369,7 +369,7 @@ class Runner(AsyncToolAccess, Closing):
             ChangeRefused: Changed arguments do not fit the tool's input schema. Nothing was started.
             BudgetSpent: The runner's budget is spent. The turn can still be resumed, with a larger budget.
             TraceError: The trace cannot be read or written, another process writes it, or a secret was
-                removed from the turn.
+                removed from the turn. Or this runner writes another trace, or has already run a turn.
             MCPError: As `run_turn`; or this runner lacks a server of the turn, or the schema of `answer` is
                 not the one in the trace.
         """
@@ -514,7 +514,8 @@ class Runner(AsyncToolAccess, Closing):
             concurrency: The most turns that run in parallel; at least 1.
             resume_from: The trace of an earlier run of the same batch. A turn that was completed there is not
                 run again, unless its request (texts, images, servers, tools, answer schema) or its
-                conversation has changed, or a secret was removed from the recorded turn.
+                conversation has changed, its answer is not accepted any more, or a secret was removed from
+                the recorded turn.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
             total: Number of requests for the bar, if `requests` has no length, for example a generator.
             batch: A folder, or `Batching`: the model is asked through the provider's batches, which answer
