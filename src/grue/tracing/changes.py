@@ -101,7 +101,11 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
 
 
 def merged(fields: Any, changed: Mapping[str, object]) -> Any:
-    """Return a Struct with `changed` fields. Raises `ValueError`; `MCPConfigError` if one is out of range."""
+    """Return a Struct with `changed` fields.
+
+    Raises `ValueError` for a field that cannot be changed or a value of the wrong type, and `MCPConfigError`
+    for a value out of its range.
+    """
     kind = type(fields)
     for name in changed:
         if name in NOT_REPLAYED:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """A filter for messages. A message passes if it matches one item of each attribute that is not empty."""
+    """A filter for messages. A message passes if it matches one item of each attribute that is set."""
 
     turns: tuple[range, ...] = ()  # 0: messages outside turns
     messages: tuple[range, ...] = ()

@@ -40,7 +40,7 @@ class Overview(Struct, kw_only=True):
     seconds: float = 0.0  # time of the last message since the trace began
     requests: int = 0
     tool_calls: int = 0
-    usage: m.Usage = m.Usage()
+    usage: m.Usage = m.Usage()  # of replies, also dropped ones, but not of failed requests
 
     def see(self, envelope: EpisodeEnvelope) -> None:
         """Add a message to the overview."""

@@ -282,7 +282,7 @@ class PageTurn(Struct, kw_only=True):
     forked: bool = False
     requests: int = 0
     tool_calls: int = 0
-    usage: m.Usage = m.Usage()
+    usage: m.Usage = m.Usage()  # of its replies, but not of failed requests and dropped replies
     took_s: float = 0.0
     phases: dict[str, float] = {}  # seconds by kind of span, without `_NOT_PARTS`
     marks: tuple[MarkCount, ...] = ()  # the problems that its messages report, failures first
@@ -325,7 +325,7 @@ class TurnWriter:
                 page.action = printable(headline, _REASON_CHARS)
 
     def add_mark(self, row: "Row") -> None:
-        """Count the problem `row.mark`, unless the message repeats one that was counted."""
+        """Count the problem `row.mark`, unless the message only repeats one that was counted already."""
         if row.kind == "TurnCompleted" and row.mark in self._marks:
             return
         if row.kind in ("SessionClosed", "ServerEnded") and row.mark == "died" and row.sender in self._died:

@@ -33,8 +33,8 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
     part: PromptPart  # the first part that differs; `model`: another model was asked
     at_byte: int  # of tools, system text and messages in the wire format, without cache markers
     place: str  # what contains that byte, such as `message 3 (user)`
-    before: str = ""  # the earlier prompt around that byte; `now` is this one; empty for `model`
-    now: str = ""
+    before: str = ""  # the earlier prompt around that byte; empty for `model`
+    now: str = ""  # likewise, of this prompt
     cause: int  # number of the message in the trace that caused the difference
     cause_kind: str
     why: str
@@ -135,7 +135,10 @@ class CachedPrompts:
         self._dropping: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Any) -> CachedPrompt | None:
-        """If a message ends a request, return that request, compared; `None` if it failed or is a copy."""
+        """If a message ends a request, return that request, compared.
+
+        `None`: it ends no request, the request has failed, or the message is a copy.
+        """
         prompt = self._see(envelope)
         if envelope.redacted:
             for talk in self._running(envelope.turn):

@@ -55,8 +55,9 @@ class LangfuseObserver(Outbox):
             lives until the process ends.
         session_id: The Langfuse session's id, until a fact of the host gives another; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names, ids,
-            settings, sizes, usage and kinds of errors. With `"reference"`, a generation has only its new
-            messages, and the number of its request in grue's trace.
+            settings, sizes, usage, kinds of errors, and the episode's title and labels, which its host
+            chooses. With `"reference"`, a generation has only its new messages, and the number of its request
+            in grue's trace.
         warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
