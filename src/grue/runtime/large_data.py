@@ -59,7 +59,10 @@ class CutLineError(Exception):
 
 
 class LineBuffer:
-    """Takes chunks, returns lines. Of a line over `max_message_bytes` (8 KiB or more), both ends are kept."""
+    """Takes chunks and returns lines.
+
+    Of a line over `max_message_bytes`, which counts as at least 8 KiB, only the two ends are kept.
+    """
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes

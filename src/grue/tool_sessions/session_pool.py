@@ -183,7 +183,7 @@ class SessionPool:
     def begin(
         self, server: m.ServerName, connect: Connect, timeout_s: float, *, turn: int = 0
     ) -> PooledConnection:
-        """Start to open a connection; `turn`: the turn that waits for it, or 0 for a prewarmed connection."""
+        """Start to open a connection. `turn`: the number of the turn that waits for it; 0: no turn does."""
         owned = PooledConnection(server, connect, self._recorder, timeout_s, self._wait_for_room)
         owned.turn = turn
         is_spare = not turn and self.sessions != "kept"

@@ -334,8 +334,8 @@ class AgentLoop:
         mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered. If there are none, the
             model can know of MCP tools only from texts such as `system`.
         servers: MCP servers by name, without the prefix.
-        tools: Further tools: functions (`tools.NAME`) and one `ShellTool` (`shell.run`), or tool servers by
-            name.
+        tools: Further tools: functions (`tools.NAME`) and at most one `ShellTool` (`shell.run`), or tool
+            servers by name.
         on_event: Called with each event of an input (a `LoopEvent`, or an object passed to `report`), in the
             thread that called `run`. If it raises, the input is cancelled and `run` raises the exception.
             `None`: replies are not streamed.
@@ -344,7 +344,7 @@ class AgentLoop:
             without the prefix `mcp.`. A tool lock names servers as `servers` does (`files`).
 
     Attributes:
-        runner: Runs the turns. `runner.tools()` lists all tools, `runner.spent` is the cost so far.
+        runner: Runs the turns. `runner.tools()` lists all tools; `runner.spent` is what was used so far.
         conversation: The conversation so far. To continue another conversation, assign it here, for example
             `Conversation.load(path, loop.runner)`.
         last_outcome: The complete outcome of the last input that gave an answer; `None` before the first

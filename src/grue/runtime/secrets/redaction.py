@@ -274,7 +274,7 @@ class Redaction:
         return _replaced(written, select(written, self._spans(written, in_json=True)), _as_json)
 
     def redact_text(self, text: str) -> str:
-        """Return a plain text with all secrets replaced. Lone surrogates stay as they are."""
+        """Return a plain text with the secrets replaced. Lone surrogates stay as they are."""
         written = text.encode("utf-8", "surrogatepass")
         if not self.may_contain_secrets(written):
             return text
