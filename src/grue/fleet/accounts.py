@@ -1,7 +1,8 @@
 """Hold back a fleet's requests and server processes until its limits allow them, and sum up the costs.
 
-Before a request starts, the most that it can cost is written to the ledger, an append-only file; after its
-end, its cost. So a later run knows what may have been spent, even if a process was killed.
+In a run with limits on requests, the most that a request can cost is written to the ledger, an append-only
+file, before the request starts, and its cost after it has ended. So a later run knows what may have been
+spent, even if a process was killed.
 """
 
 import contextlib

@@ -122,7 +122,7 @@ class Finished(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """The work and its cases."""
+    """What a driver has to do: the work, its cases, and how to play them."""
 
     work: KnownWork
     version: str

@@ -128,7 +128,7 @@ class Watched(Boxed):
         return self._watching
 
     def run(self, start: Callable[[], Started]) -> Started:
-        """Call `start` in a thread whose system calls are recorded."""
+        """Call `start` in a thread, and record what it and its processes open, change, run and connect to."""
         known = known_machine().calls
         names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in known)
         thread: ConfinedThread[Started] = ConfinedThread(lambda: watch(names), start)

@@ -189,7 +189,7 @@ def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
             found += _existing(f"{parent}/{each}" for each in names)
         return found
     root = folder
-    # The program could remove such a file from a folder that it may write, so that a folder above is opened.
+    # The program could remove one of `_ROOTS` from a folder that it may write, to have a folder above opened.
     changeable = any(within(root, each) or within(real_path(root), real_path(each)) for each in written)
     while not changeable and not is_too_wide(root):
         if any(os.path.isfile(f"{root}/{name}") for name in _ROOTS):  # noqa: PTH113
@@ -412,7 +412,7 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _is_data(path: str) -> bool:
-    # If an argument is a file of code, the box opens the file and its folder; for a file of data, neither.
+    # If an argument is a file of code, the box opens it and its installation; for a file of data, nothing.
     name = os.path.basename(path)  # noqa: PTH119
     return not name.endswith(_CODE) and _head(path)[:2] != b"#!"
 

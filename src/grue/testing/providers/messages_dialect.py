@@ -287,7 +287,7 @@ def admission(headers: Mapping[str, str]) -> Refusal | None:
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield reasons to refuse a request. A repeated tool call must come with its thinking in `owed`."""
+    """Yield reasons to refuse a request. A repeated tool call needs the thinking that `owed` has for it."""
     missing = [field for field in ("model", "messages", "max_tokens") if field not in body]
     yield from (f"{field}: Field required" for field in missing)
     if missing:

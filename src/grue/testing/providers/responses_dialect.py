@@ -247,7 +247,7 @@ def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
 
 
 # By the type of a part: the beginnings of the names of its events and of its text's events, the event field
-# for the part's number, the part's field for its text, and further fields of the events.
+# for the part's number, the part's field for its text, and further fields of its text's events.
 _PART_EVENTS: dict[str, tuple[str, str, str, str, Json]] = {
     "output_text": ("content_part", "output_text", "content_index", "text", {"logprobs": []}),
     "refusal": ("content_part", "refusal", "content_index", "refusal", {}),
@@ -300,7 +300,7 @@ _PARTS = {
 
 
 def refusals(body: Json, owed: Owed) -> Iterator[str]:
-    """Yield reasons to refuse a request. A repeated tool call must come with its reasoning in `owed`."""
+    """Yield reasons to refuse a request. A repeated tool call needs the reasoning that `owed` has for it."""
     for field in body.keys() - _FIELDS:
         if field in _MOVED:
             yield (
