@@ -360,7 +360,7 @@ def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
         real = real_path(path)
         found.append(real)
         if _is_interpreter(path) and _is_interpreter(real):
-            # Allow this link: virtual environments link to `python`, and an interpreter holds no secrets.
+            # Allow this link: virtual environments link to `python`.
             continue
         for folder, base in bases:
             # `folder` may be a link, which the program cannot replace: compare with the link's target.
