@@ -35,31 +35,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NewType, TypeAlias, Union
 import msgspec
 from msgspec import Struct, field
 
-from grue.policies import (
-    AfterFailedConnect,
-    ApprovalDecision,
-    ApprovalQuestion,
-    ContextItem,
-    ContextOverflow,
-    ContextPolicy,
-    Ending,
-    FailureKind,
-    FailurePolicy,
-    FailureReason,
-    ForceReason,
-    MediaKind,
-    Misses,
-    NoticeKind,
-    ProcessEnding,
-    ServerPhase,
-    SettlementKind,
-    SupportCheck,
-    ToolAnnotations,
-    ToolChange,
-    ToolPolicy,
-    ToolSearch,
-    TurnLimits,
-)
+from grue import policies
 
 __all__ = [
     "AssistantReply",
@@ -162,7 +138,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
     input_schema: JsonObject
     output_schema: JsonObject | None = None
     full_name: str = ""
-    annotations: ToolAnnotations | None = None
+    annotations: policies.ToolAnnotations | None = None
     trusted: bool = False
     boxed: bool = False
 
@@ -265,7 +241,7 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
     name: str
     arguments: str
     iteration: int
-    settlement: SettlementKind
+    settlement: policies.SettlementKind
     result: ToolCallResult
     duration_s: float | None = None
     changed_arguments: JsonObject | None = None
@@ -287,7 +263,7 @@ class Attachment(Struct, frozen=True, kw_only=True, omit_defaults=True):
         name: The file's name, if `kind` is `file`; else empty.
     """
 
-    kind: MediaKind
+    kind: policies.MediaKind
     mime: str
     data: str
     bytes: int
@@ -470,7 +446,7 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
     """
 
     server: ServerName
-    phase: ServerPhase
+    phase: policies.ServerPhase
     command: str
     cause: str
     exit_status: int | None = None
@@ -505,15 +481,15 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         retry_after_s: The wait that the endpoint asked for before the next request; `None`: no wait.
     """
 
-    kind: FailureKind
+    kind: policies.FailureKind
     endpoint: str
     model: str
     message: str
     status: int | None = None
     attempts: int = 1
     remedy: str = ""
-    overflow: ContextOverflow | None = None
-    reason: FailureReason | None = None
+    overflow: policies.ContextOverflow | None = None
+    reason: policies.FailureReason | None = None
     retry_after_s: float | None = None
 
 
@@ -1036,7 +1012,7 @@ class OpenSession(ToSession, frozen=True, kw_only=True):
     server: ServerName
     turn: int
     timeout_s: float
-    policy: FailurePolicy = FailurePolicy()
+    policy: policies.FailurePolicy = policies.FailurePolicy()
 
 
 class SessionOpened(Message, frozen=True, kw_only=True):
@@ -1212,7 +1188,7 @@ class SessionClosed(Message, frozen=True, kw_only=True):
     """
 
     server: ServerName
-    ending: Ending = "none"
+    ending: policies.Ending = "none"
     exit_status: int | None = None
     stderr_tail: str = ""
     elapsed_s: float = 0.0
@@ -1224,7 +1200,7 @@ class ConnectFailed(SessionNote, frozen=True, kw_only=True):
     server: ServerName
     attempt: int
     failure: ServerFailure
-    then: AfterFailedConnect
+    then: policies.AfterFailedConnect
 
 
 class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
@@ -1257,7 +1233,7 @@ class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
 
     compared = False
     server: ServerName
-    kind: NoticeKind
+    kind: policies.NoticeKind
     text: str
 
 
@@ -1286,7 +1262,7 @@ class ToolDrifted(SessionNote, frozen=True, kw_only=True):
 
     server: ServerName
     tool: str
-    change: ToolChange
+    change: policies.ToolChange
     parts: tuple[ToolPart, ...] = ()
     refused: bool = False
 
@@ -1314,7 +1290,7 @@ class ServerEnded(SessionNote, frozen=True, kw_only=True):
 
     server: ServerName
     pid: int | None = None
-    ending: ProcessEnding = "none"
+    ending: policies.ProcessEnding = "none"
     exit_status: int | None = None
     stderr_tail: str = ""
     elapsed_s: float = 0.0
@@ -1329,13 +1305,13 @@ class AskApproval(Message, frozen=True, kw_only=True):
     No call of the reply has been sent, except by an earlier process before the turn was resumed.
     """
 
-    questions: tuple[ApprovalQuestion, ...]
+    questions: tuple[policies.ApprovalQuestion, ...]
 
 
 class CallsDecided(Message, frozen=True, kw_only=True):
     """approval -> agent: answers to some or all of the questions."""
 
-    decisions: tuple[ApprovalDecision, ...]
+    decisions: tuple[policies.ApprovalDecision, ...]
 
 
 class ApprovalPostponed(Message, frozen=True, kw_only=True):
@@ -1460,7 +1436,7 @@ class FinalForced(TurnNote, frozen=True, kw_only=True):
     Source: R5.7
     """
 
-    reason: ForceReason
+    reason: policies.ForceReason
     iterations: int
 
 
@@ -1541,20 +1517,20 @@ class RunTurn(Message, frozen=True, kw_only=True):
     servers: tuple[ServerName, ...] = ()
     answer: AnswerSchema | None = None
     fallback: object = None
-    limits: TurnLimits = TurnLimits()
-    policy: FailurePolicy = FailurePolicy()
-    support_check: SupportCheck = "skip"
+    limits: policies.TurnLimits = policies.TurnLimits()
+    policy: policies.FailurePolicy = policies.FailurePolicy()
+    support_check: policies.SupportCheck = "skip"
     stream: bool = False
     attach_media: bool = False
-    tool_policy: ToolPolicy = ToolPolicy()
+    tool_policy: policies.ToolPolicy = policies.ToolPolicy()
     history: HistoryReference | None = None
     images: tuple[Attachment, ...] = ()
     final_request: str = FINAL_REQUEST
     repair_request: str = REPAIR_REQUEST
     tools: tuple[str, ...] | None = None
     resumed: "Resumption | None" = None
-    context: ContextPolicy | None = None
-    earlier: tuple[ContextItem, ...] = ()
+    context: policies.ContextPolicy | None = None
+    earlier: tuple[policies.ContextItem, ...] = ()
     user_stub: str = ""
     show_schemas: bool = False
     binds_calls: bool = False
@@ -1564,7 +1540,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     sorts_tools: bool = False
     references: Literal["never", "later", "now"] = "never"
     when_called: tuple[PresumedListing, ...] = ()
-    tool_search: ToolSearch | None = None
+    tool_search: policies.ToolSearch | None = None
     waits: bool = False
     binds_arguments: bool = False
     restates_answer: bool = False
@@ -1646,7 +1622,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
     """
 
     turn: int
-    questions: tuple[ApprovalQuestion, ...] = ()
+    questions: tuple[policies.ApprovalQuestion, ...] = ()
     calls: tuple[ToolCall, ...] = ()
     settled: tuple[ToolCallRecord, ...] = ()
     expires_at: float | None = None
@@ -1692,7 +1668,7 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     parked: TurnParked
-    decisions: tuple[ApprovalDecision, ...] = ()
+    decisions: tuple[policies.ApprovalDecision, ...] = ()
     new: tuple[ConversationItem, ...] = ()
     tasks: tuple[OpenTask, ...] = ()
 
@@ -1741,10 +1717,10 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
     turn: int
     at: int
     first: int = 0
-    misses: Misses = "fail"
+    misses: policies.Misses = "fail"
     changed: tuple[str, ...] = ()
-    limits: TurnLimits | None = None
-    policy: FailurePolicy | None = None
+    limits: policies.TurnLimits | None = None
+    policy: policies.FailurePolicy | None = None
     listings: dict[ServerName, tuple[ToolDefinition, ...]] = field(default_factory=dict)
     asks: ModelAsked | None = None
     iterations: int = 0

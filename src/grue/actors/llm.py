@@ -87,10 +87,7 @@ class Asking:
         """Send requests until one gives a reply or fails without a retry. May raise `RequestPostponed`."""
         settings = self._endpoint.settings
         state: attempts.AttemptState = attempts.Sent(
-            request=self._command.request,
-            settings=settings,
-            retry=self._retry,
-            clears=self._command.clears,
+            request=self._command.request, settings=settings, retry=self._retry, clears=self._command.clears
         )
         event = await self._exchange(settings)
         while True:

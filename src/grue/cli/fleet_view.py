@@ -14,17 +14,8 @@ import msgspec
 
 from grue.cli.saying import say, say_json, shown_argument, shown_path
 from grue.errors import TraceError
+from grue.fleet import compare
 from grue.fleet.accounts import read_ledger
-from grue.fleet.compare import (
-    Cell,
-    Options,
-    cell_axes,
-    compare,
-    in_columns,
-    in_order,
-    setting_word,
-    short_words,
-)
 from grue.fleet.course import read_said
 from grue.fleet.failures import WORDS, FailureGroup, group_failures, trace_command
 from grue.fleet.folder import TRACE, FleetFolder, Manifest, require_fleet
@@ -109,13 +100,13 @@ def print_table(
     failed = sum(each.outcome == "failed" for each in found)
     damaged = [each.error for each in found if each.outcome == "damaged"]
     settings = [each.settings for each in done]
-    differing = cell_axes(settings, sys.maxsize)
-    chosen = differing if as_json else cell_axes(settings, _MOST_ROWS, manifest.axes)
+    differing = compare.cell_axes(settings, sys.maxsize)
+    chosen = differing if as_json else compare.cell_axes(settings, _MOST_ROWS, manifest.axes)
     axes = list(by) if by is not None else chosen
     cells: dict[tuple[str, ...], dict[str, list[float]]] = {}
     first: dict[tuple[str, ...], str] = {}
-    for result in sorted(done, key=lambda each: in_order(each.settings.get(axis) for axis in axes)):
-        key = tuple(setting_word(result.settings.get(axis)) for axis in axes)
+    for result in sorted(done, key=lambda each: compare.in_order(each.settings.get(axis) for axis in axes)):
+        key = tuple(compare.setting_word(result.settings.get(axis)) for axis in axes)
         scores = cells.setdefault(key, {})
         first.setdefault(key, result.id)
         for name, value in result.scores.items():
@@ -149,16 +140,16 @@ def print_table(
 
 
 def print_comparison(
-    first: str, second: str, options: Options, *, as_json: bool, show_all: bool
+    first: str, second: str, options: compare.Options, *, as_json: bool, show_all: bool
 ) -> bool | None:
     """Compare two sets of episodes, A and B, each as `DIR:SETTING=VALUE,...`; the default DIR of B is A's.
 
     Return whether B is worse than A by `options.margin` or more (`None`: it cannot be told); without a
     margin, return `False`.
     """
-    a = Cell.of(first)
-    b = Cell.of(second, a)
-    found = compare(a, b, options)
+    a = compare.Cell.of(first)
+    b = compare.Cell.of(second, a)
+    found = compare.compare(a, b, options)
     worse = None if options.margin is None else found.is_worse(options.margin)
     if as_json:
         say_json({**msgspec.to_builtins(found), "is_worse": worse})
@@ -204,7 +195,7 @@ def print_episode(directory: Path, beginning: str) -> None:
 
 def say_columns(rows: Sequence[Sequence[str]]) -> None:
     """Print rows of printable words as a table."""
-    for line in in_columns(rows):
+    for line in compare.in_columns(rows):
         say(line)
 
 
@@ -313,8 +304,8 @@ def _said(result: Result, directory: Path) -> list[str]:
     except TraceError:
         return []
     expected = result.settings.get("expected")
-    wanted = "" if expected is None else f"   (expected: {short_words(expected)})"
+    wanted = "" if expected is None else f"   (expected: {compare.short_words(expected)})"
     return [
-        *([f"Q: {short_words(question)}"] if question else ()),
-        *([f"A: {short_words(answer)}{wanted}"] if answer else ()),
+        *([f"Q: {compare.short_words(question)}"] if question else ()),
+        *([f"A: {compare.short_words(answer)}{wanted}"] if answer else ()),
     ]

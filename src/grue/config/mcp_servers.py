@@ -14,21 +14,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
+import pydantic
 from msgspec.structs import replace
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PrivateAttr,
-    Tag,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
 from pydantic_core import ErrorDetails
 
+from grue.config import server_auth
 from grue.config.documents import (
     Document,
     KeyPath,
@@ -39,13 +29,6 @@ from grue.config.documents import (
     replace_file,
 )
 from grue.config.interpolation import Scope, expand, read_env_file
-from grue.config.server_auth import (
-    AuthConfig,
-    auth_of_other_hosts,
-    expanded_auth,
-    is_of_another_host,
-    to_oauth,
-)
 from grue.errors import MCPConfigError
 from grue.policies import StartAhead, StartWhen
 from grue.protocol.tools.names import MCP_PREFIX
@@ -136,28 +119,29 @@ def _sandbox(value: Any) -> Any:
 def _auth_form(value: object) -> str | None:
     if isinstance(value, bool):
         return _SWITCH
-    return _TABLE if isinstance(value, Mapping | AuthConfig) else None
+    return _TABLE if isinstance(value, Mapping | server_auth.AuthConfig) else None
 
 
-_Seconds = Annotated[float, AfterValidator(_seconds)]
-_ProcessText = Annotated[str, AfterValidator(_for_a_process)]
-_VariableName = Annotated[str, AfterValidator(_variable_name)]
+_Seconds = Annotated[float, pydantic.AfterValidator(_seconds)]
+_ProcessText = Annotated[str, pydantic.AfterValidator(_for_a_process)]
+_VariableName = Annotated[str, pydantic.AfterValidator(_variable_name)]
 _Auth = Annotated[
-    Annotated[AuthConfig, Tag(_TABLE)] | Annotated[bool, Tag(_SWITCH)], Discriminator(_auth_form)
+    Annotated[server_auth.AuthConfig, pydantic.Tag(_TABLE)] | Annotated[bool, pydantic.Tag(_SWITCH)],
+    pydantic.Discriminator(_auth_form),
 ]
 _STARTUP = "startup_timeout_seconds"
 _Transport = Literal["stdio", "http", "streamable-http", "streamableHttp", "sse"]
 
 
-class ToolsConfig(BaseModel):
+class ToolsConfig(pydantic.BaseModel):
     """Which of a server's tools are offered: bare names, or patterns with `*`, `?` and `[...]`."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 
     include: list[str] | None = None
-    exclude: list[str] = Field(default_factory=list)
+    exclude: list[str] = pydantic.Field(default_factory=list)
 
-    @model_validator(mode="before")
+    @pydantic.model_validator(mode="before")
     @classmethod
     def _look_at_keys(cls, values: Any) -> Any:
         if isinstance(values, list):  # some hosts write the list of tools in place of the table
@@ -172,13 +156,13 @@ class ToolsConfig(BaseModel):
 
 def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """Replace another host's `oauth` or `auth` beside a `url` by grue's `auth`; also return ignored keys."""
-    key = "auth" if is_of_another_host(entry.get("auth")) else "oauth"
+    key = "auth" if server_auth.is_of_another_host(entry.get("auth")) else "oauth"
     if key not in entry or "url" not in entry:
         return entry, ()
     if key == "oauth" and "auth" in entry:
         raise ValueError("has an 'auth' and an 'oauth': keep only one")
     try:
-        auth, ignored = auth_of_other_hosts(entry[key])
+        auth, ignored = server_auth.auth_of_other_hosts(entry[key])
     except ValueError as error:
         raise ValueError(f"has an {key!r} that {error}") from None
     ours = {name: value for name, value in entry.items() if name != key}
@@ -199,22 +183,22 @@ def _with_tools(entry: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**{key: value for key, value in entry.items() if key not in both}, "tools": tools}
 
 
-class MCPServerConfig(BaseModel):
+class MCPServerConfig(pydantic.BaseModel):
     """How one MCP server is reached: a program, or a URL.
 
     `docs/guides/servers.md` says what the keys mean.
     """
 
-    model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
 
     command: _ProcessText | None = None
-    args: list[_ProcessText] = Field(default_factory=list, repr=False)
-    env: dict[_VariableName, _ProcessText] | None = Field(default=None, repr=False)
+    args: list[_ProcessText] = pydantic.Field(default_factory=list, repr=False)
+    env: dict[_VariableName, _ProcessText] | None = pydantic.Field(default=None, repr=False)
     envFile: _ProcessText | None = None  # noqa: N815 the file's key
     inherit_env: InheritEnv | None = None  # `None`: `all`
     cwd: _ProcessText | None = None
-    url: str | None = Field(default=None, repr=False)
-    headers: dict[str, str] | None = Field(default=None, repr=False)
+    url: str | None = pydantic.Field(default=None, repr=False)
+    headers: dict[str, str] | None = pydantic.Field(default=None, repr=False)
     type: _Transport | None = None
     transport: _Transport | None = None  # another name for `type`, which some hosts use
     disabled: bool = False
@@ -226,12 +210,12 @@ class MCPServerConfig(BaseModel):
     auth: _Auth | None = None
     required: bool | None = None
     check_arguments: bool = True
-    sandbox: Annotated[Any, AfterValidator(_sandbox)] = None
+    sandbox: Annotated[Any, pydantic.AfterValidator(_sandbox)] = None
     sandboxEnabled: bool | None = None  # noqa: N815 the file's key; VS Code's switch
     start: StartWhen | None = None
 
-    _unused_keys: tuple[str, ...] = PrivateAttr(default=())
-    _startup_place: str = PrivateAttr(default=f"{_STARTUP} of this server")
+    _unused_keys: tuple[str, ...] = pydantic.PrivateAttr(default=())
+    _startup_place: str = pydantic.PrivateAttr(default=f"{_STARTUP} of this server")
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -250,7 +234,7 @@ class MCPServerConfig(BaseModel):
             )
         return tuple(found)
 
-    @model_validator(mode="wrap")
+    @pydantic.model_validator(mode="wrap")
     @classmethod
     def _look_at_unknown_keys(cls, values: Any, check: Callable[[Any], Self]) -> Self:
         if not isinstance(values, Mapping):
@@ -269,7 +253,7 @@ class MCPServerConfig(BaseModel):
         config._unused_keys += unused  # noqa: SLF001 an object of this very class
         return config
 
-    @model_validator(mode="after")
+    @pydantic.model_validator(mode="after")
     def _one_way_to_reach_it(self) -> Self:
         if self.command is None and self.url is None:
             raise ValueError("needs a 'command' (a program to start) or a 'url' (a server to connect to)")
@@ -295,20 +279,20 @@ class _NoServersError(MCPConfigError, ValueError):
     """No server is configured. Existing host programs catch this error as a `ValueError`."""
 
 
-class MCPConfig(BaseModel):
+class MCPConfig(pydantic.BaseModel):
     """The configured MCP servers that are not disabled, as written and in the file's order."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
 
-    mcpServers: dict[Annotated[str, AfterValidator(_server_name)], MCPServerConfig]  # noqa: N815 the file's key
+    mcpServers: dict[Annotated[str, pydantic.AfterValidator(_server_name)], MCPServerConfig]  # noqa: N815 the file's key
 
-    _scope: Scope = PrivateAttr(
+    _scope: Scope = pydantic.PrivateAttr(
         default_factory=lambda: Scope(environ=os.environ, workspace_folder=Path.cwd())
     )
-    _startup_key: str = PrivateAttr(default=_STARTUP)
-    _box_of_file: bool = PrivateAttr(default=False)
+    _startup_key: str = pydantic.PrivateAttr(default=_STARTUP)
+    _box_of_file: bool = pydantic.PrivateAttr(default=False)
 
-    @field_validator("mcpServers", mode="before")
+    @pydantic.field_validator("mcpServers", mode="before")
     @classmethod
     def _leave_out_disabled(cls, servers: Any) -> Any:
         return (
@@ -319,11 +303,7 @@ class MCPConfig(BaseModel):
 
     @classmethod
     def from_file(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        environ: Mapping[str, str] | None = None,
-        named: bool = False,
+        cls, path: str | os.PathLike[str], *, environ: Mapping[str, str] | None = None, named: bool = False
     ) -> Self:
         """Load the servers of a JSON file. The file's folder is `${workspaceFolder}`.
 
@@ -389,7 +369,7 @@ class MCPConfig(BaseModel):
     ) -> Self:
         try:
             config = cls.model_validate({"mcpServers": servers})
-        except ValidationError as exc:
+        except pydantic.ValidationError as exc:
             problems = [_entry_problem(each) for each in exc.errors()]
             said = "\n".join(
                 f"{place(keys)}{text}{'' if text.endswith('?') else '.'}" for keys, text in problems
@@ -518,7 +498,7 @@ def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
             url=config.url,
             transport="auto" if declared is None else "sse" if declared == "sse" else "http",
             headers=dict(config.headers or {}),
-            auth=to_oauth(name, config.auth, config.headers or {}),
+            auth=server_auth.to_oauth(name, config.auth, config.headers or {}),
             options=options,
         )
     assert config.command is not None, "a server has either a command or a URL"
@@ -618,7 +598,7 @@ def _expanded(name: str, config: MCPServerConfig, scope: Scope) -> MCPServerConf
         values["envFile"] = str(scope.workspace_folder / values["envFile"])
     if config.cwd is not None:
         values["cwd"] = str(scope.workspace_folder / values["cwd"])
-    auth = expanded_auth(config.auth, at, scope.workspace_folder)
+    auth = server_auth.expanded_auth(config.auth, at, scope.workspace_folder)
     return config.model_copy(update={**values, "auth": auth})
 
 

@@ -22,14 +22,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from grue.config import mcp_servers
 from grue.config.documents import read_config_text
-from grue.config.mcp_servers import (
-    ROOT_KEYS,
-    URL_KEYS_OF_OTHERS,
-    MCPConfig,
-    MCPServerConfig,
-    with_box_of_file,
-)
 from grue.config.server_auth import SECRETS, auth_of_other_hosts, is_of_another_host
 from grue.errors import MCPConfigError
 from grue.runtime.secrets.secret_forms import looks_secret
@@ -80,7 +74,7 @@ def _as_ours(entry: Mapping[str, Any]) -> dict[str, Any]:
             "args": command.get("args", []),
             "env": command.get("env", {}),
         }
-    for theirs in URL_KEYS_OF_OTHERS:
+    for theirs in mcp_servers.URL_KEYS_OF_OTHERS:
         if theirs in entry:
             entry.setdefault("url", entry.pop(theirs))
     theirs = "auth" if is_of_another_host(entry.get("auth")) else "oauth"
@@ -96,7 +90,7 @@ def _as_ours(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in entry.items()
-        if key in MCPServerConfig.model_fields and value is not None
+        if key in mcp_servers.MCPServerConfig.model_fields and value is not None
     }
 
 
@@ -208,7 +202,7 @@ def _is_token(part: str) -> bool:
     )
 
 
-_KEYS: Final = (*ROOT_KEYS, "mcp_servers")
+_KEYS: Final = (*mcp_servers.ROOT_KEYS, "mcp_servers")
 _STRING_OR_COMMENT: Final = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _STRING_OR_COMMA: Final = re.compile(r'"(?:\\.|[^"\\])*"|,(?=\s*[}\]])')
 
@@ -274,7 +268,7 @@ def read_host(
             copy = copied(name.replace(".", "-"), entry, replaced)
             if copy.name in servers:
                 raise MCPConfigError(f"the name {copy.name} is taken.")
-            MCPConfig.from_mapping({copy.name: copy.entry})
+            mcp_servers.MCPConfig.from_mapping({copy.name: copy.entry})
         except MCPConfigError as error:
             unusable[name] = str(error)
         else:
@@ -305,6 +299,6 @@ def _entries(parsed: Any) -> dict[str, Any] | None:
     for place in (parsed, inside(parsed, "mcp"), inside(inside(parsed, "projects"), str(Path.cwd()))):
         for key in _KEYS:
             if isinstance(servers := inside(place, key), Mapping):
-                servers = with_box_of_file(servers, inside(place, "sandbox"))
+                servers = mcp_servers.with_box_of_file(servers, inside(place, "sandbox"))
                 found = {**(found or {}), **{str(name): entry for name, entry in servers.items()}}
     return found

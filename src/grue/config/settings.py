@@ -26,16 +26,9 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
+from grue.config import project_tables
 from grue.config.documents import nearest
 from grue.config.policy_tables import read_context_policy, read_tool_policy, read_tool_search
-from grue.config.project_tables import (
-    TABLES,
-    ZORKGPT,
-    ProjectTables,
-    gather_project_tables,
-    toml_kind,
-    where_it_belongs,
-)
 from grue.errors import MCPConfigError
 from grue.policies import DEFAULT_START, TURN_TIMEOUT_S, ContextPolicy, StartWhen, ToolPolicy, ToolSearch
 from grue.protocol.chat_wire.formats import WireName
@@ -320,14 +313,14 @@ class GameConfiguration(_Table):
 
         Source: R2.4, P4, P45
         """
-        project, problems = gather_project_tables(as_path(config_path, "from_toml()"))
+        project, problems = project_tables.gather_project_tables(as_path(config_path, "from_toml()"))
         tables = project.tables
         known = {name: _fields(settings) for name, settings in _NESTED.items()}
         known["mcp"] = tuple(name.removeprefix(_MCP) for name in _fields(cls) if name.startswith(_MCP))
         known["llm"] = tuple(
             name
             for name in _fields(cls)
-            if not name.startswith(_MCP) and name not in (*TABLES, "project_dir")
+            if not name.startswith(_MCP) and name not in (*project_tables.TABLES, "project_dir")
         )
         problems += _unknown_keys(project, known)
         values = {_MCP + key: value for key, value in _chosen(tables["mcp"], known["mcp"]).items()}
@@ -378,14 +371,14 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 
 
 def _unknown_keys(
-    project: ProjectTables, known: Mapping[str, Sequence[str]]
+    project: project_tables.ProjectTables, known: Mapping[str, Sequence[str]]
 ) -> Iterator[MCPConfigError.Problem]:
     # Below `[tool.zorkgpt]`, report unknown keys only in `mcp`: other tables belong to a larger project.
     for (table, key), root in project.roots.items():
         names = known.get(table)
-        if names is None or key in names or (root == ZORKGPT and table != "mcp"):
+        if names is None or key in names or (root == project_tables.ZORKGPT and table != "mcp"):
             continue
-        meant = where_it_belongs(key, root, table) or f"Did you mean {nearest(key, names)!r}?"
+        meant = project_tables.where_it_belongs(key, root, table) or f"Did you mean {nearest(key, names)!r}?"
         yield MCPConfigError.Problem(
             (*root.split("."), table, key),
             f"unknown key {key!r} in [{root}.{table}]. {meant} Known keys: {', '.join(names)}.",
@@ -400,5 +393,5 @@ def _what_is_wrong(error: ErrorDetails) -> str:
         return "is not a setting."
     inside = error["loc"][1:]
     if inside and inside[-1] != "[key]":
-        return f"has {toml_kind(error['input'])} under {inside[0]!r}; it {wanted}."
-    return f"{'has the key' if inside else 'is'} {toml_kind(error['input'])}; it {wanted}."
+        return f"has {project_tables.toml_kind(error['input'])} under {inside[0]!r}; it {wanted}."
+    return f"{'has the key' if inside else 'is'} {project_tables.toml_kind(error['input'])}; it {wanted}."

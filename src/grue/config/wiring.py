@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue import policies
 from grue.config import tool_lock_file
 from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, tool_servers
@@ -19,12 +20,6 @@ from grue.config.project_tables import ProjectTables, read_project_tables
 from grue.config.settings import GameConfiguration, NextModel, Unwritten
 from grue.errors import MCPConfigError
 from grue.field_checks import fault_of
-from grue.policies import (
-    Budget,
-    FailurePolicy,
-    OnToolDrift,
-    TurnLimits,
-)
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.tools.lock import ToolLock
 from grue.tool_sessions.server_specs import McpServer
@@ -35,9 +30,9 @@ def runner_options(config: GameConfiguration, lock: ToolLock | None) -> dict[str
     """Return the arguments of a `Runner` that a project's settings determine. `lock` is the tool lock."""
     return {
         "limits": turn_limits(config),
-        "policy": FailurePolicy(on_tool_drift=on_tool_drift(config)),
+        "policy": policies.FailurePolicy(on_tool_drift=on_tool_drift(config)),
         "tool_lock": lock,
-        "budget": Budget(
+        "budget": policies.Budget(
             requests=config.budget.episode_requests,
             tokens=config.budget.episode_tokens,
             cost_usd=config.budget.episode_cost_usd,
@@ -108,7 +103,7 @@ def tool_lock(config: GameConfiguration) -> ToolLock | None:
     return lock
 
 
-def on_tool_drift(config: GameConfiguration) -> OnToolDrift:
+def on_tool_drift(config: GameConfiguration) -> policies.OnToolDrift:
     """Return the policy for tools that differ from the tool lock."""
     return "ignore" if config.mcp_tool_lock == "off" else config.mcp_tool_lock
 
@@ -205,15 +200,15 @@ def retry_policy(config: GameConfiguration) -> RetryPolicy:
     )
 
 
-def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) -> TurnLimits:
+def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) -> policies.TurnLimits:
     """Return the configured limits of a turn; `turn_timeout_s`, if given, replaces a turn's time limit."""
     startup_s = config.mcp_server_startup_timeout_seconds
-    return TurnLimits(
+    return policies.TurnLimits(
         max_tool_iterations=config.mcp_max_tool_iterations,
         tool_call_timeout_s=config.mcp_tool_call_timeout_seconds,
         server_startup_timeout_s=None if isinstance(startup_s, Unwritten) else startup_s,
         turn_timeout_s=config.turn_timeout_seconds if turn_timeout_s is None else turn_timeout_s,
-        budget=Budget(
+        budget=policies.Budget(
             requests=config.budget.turn_requests,
             tokens=config.budget.turn_tokens,
             cost_usd=config.budget.turn_cost_usd,

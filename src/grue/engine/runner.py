@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue import policies
 from grue.actors.llm import LlmFactory
 from grue.engine import tool_servers
 from grue.engine import turn as turns
@@ -30,20 +31,6 @@ from grue.engine.turn_actors import TurnResources
 from grue.engine.wiring import OwnTrace, recorder_that_tells, wire
 from grue.errors import MCPConfigError
 from grue.field_checks import own_keywords, shown
-from grue.policies import (
-    DEFAULT_START,
-    ApprovalDecision,
-    Batching,
-    Budget,
-    ContextPolicy,
-    FailurePolicy,
-    Keep,
-    Misses,
-    Start,
-    ToolPolicy,
-    ToolSearch,
-    TurnLimits,
-)
 from grue.protocol.tools.lock import ToolLock
 from grue.protocol.turn.connection import Disabled, Settled, Untried
 from grue.protocol.turn.prices import Spent
@@ -113,20 +100,20 @@ class Runner(AsyncToolAccess, Closing):
         *,
         llm: LlmSettings | Sequence[LlmSettings] | LlmEndpoint | LlmFactory,
         servers: Mapping[str, ToolServer] | None = None,
-        limits: TurnLimits | None = None,
-        policy: FailurePolicy | None = None,
+        limits: policies.TurnLimits | None = None,
+        policy: policies.FailurePolicy | None = None,
         recorder: Recorder | None = None,
         trace: str | PathLike[str] | None = None,
         process_limits: ProcessLimits | None = None,
         elicit: Elicit | None = None,
         tool_lock: ToolLock | None = None,
-        tool_policy: ToolPolicy | None = None,
+        tool_policy: policies.ToolPolicy | None = None,
         approve: Approve | None = None,
-        context: ContextPolicy | None = None,
-        tool_search: ToolSearch | None = None,
-        budget: Budget | None = None,
-        keep: Keep = "nothing",
-        start: Start = DEFAULT_START,
+        context: policies.ContextPolicy | None = None,
+        tool_search: policies.ToolSearch | None = None,
+        budget: policies.Budget | None = None,
+        keep: policies.Keep = "nothing",
+        start: policies.Start = policies.DEFAULT_START,
     ) -> None:
         tool_servers.refuse_other_kinds(
             recorder=recorder,
@@ -138,11 +125,13 @@ class Runner(AsyncToolAccess, Closing):
         )
         self.recorder = recorder or recorder_that_tells()
         usable = tool_servers.settings_or_default
-        self.limits = usable("limits", limits, TurnLimits())
-        self.policy = usable("policy", policy, FailurePolicy())
-        self.context = None if context is None else usable("context", context, ContextPolicy())
-        self.tool_search = None if tool_search is None else usable("tool_search", tool_search, ToolSearch())
-        self.budget = usable("budget", budget, Budget())
+        self.limits = usable("limits", limits, policies.TurnLimits())
+        self.policy = usable("policy", policy, policies.FailurePolicy())
+        self.context = None if context is None else usable("context", context, policies.ContextPolicy())
+        self.tool_search = (
+            None if tool_search is None else usable("tool_search", tool_search, policies.ToolSearch())
+        )
+        self.budget = usable("budget", budget, policies.Budget())
         sessions, when = starts_of(keep, start)
         wiring = wire(
             llm,
@@ -175,8 +164,8 @@ class Runner(AsyncToolAccess, Closing):
         recorder: Recorder | None = None,
         trace: str | PathLike[str] | None = None,
         approve: Approve | None = None,
-        keep: Keep = "nothing",
-        start: Start | None = None,
+        keep: policies.Keep = "nothing",
+        start: policies.Start | None = None,
     ) -> Self:
         """Make a runner from `[tool.grue.*]` (in older projects `[tool.zorkgpt.*]`) of a TOML file.
 
@@ -334,7 +323,7 @@ class Runner(AsyncToolAccess, Closing):
     def resume(
         self,
         trace: str | PathLike[str],
-        decisions: Iterable[ApprovalDecision] = (),
+        decisions: Iterable[policies.ApprovalDecision] = (),
         *,
         answer: AnswerSpec[T] | None = None,
         turn: int | None = None,
@@ -380,7 +369,7 @@ class Runner(AsyncToolAccess, Closing):
     async def resume_async(
         self,
         trace: str | PathLike[str],
-        decisions: Iterable[ApprovalDecision] = (),
+        decisions: Iterable[policies.ApprovalDecision] = (),
         *,
         answer: AnswerSpec[T] | None = None,
         turn: int | None = None,
@@ -402,7 +391,7 @@ class Runner(AsyncToolAccess, Closing):
         changes: Mapping[str, object] | None = None,
         tool_results: Mapping[str, object] | None = None,
         tools: Mapping[str, Sequence[m.ToolDefinition]] | None = None,
-        misses: Misses = "fail",
+        misses: policies.Misses = "fail",
         answer: AnswerSpec[T] | type[T] | None = None,
         on_delta: Callable[[m.TextDelta], None] | None = None,
         **settings: object,
@@ -458,7 +447,10 @@ class Runner(AsyncToolAccess, Closing):
             return self._episode.run(forked.run)
 
     def _resumed(
-        self, trace: str | PathLike[str], decisions: Iterable[ApprovalDecision], asked: dict[str, Any]
+        self,
+        trace: str | PathLike[str],
+        decisions: Iterable[policies.ApprovalDecision],
+        asked: dict[str, Any],
     ) -> AbstractContextManager[turns.HostTurn[Any]]:
         # imported here, because few programs need it
         from grue.engine.conversations.resume import ResumeRequest, resumed_run
@@ -494,7 +486,7 @@ class Runner(AsyncToolAccess, Closing):
         resume_from: str | PathLike[str] | None = None,
         progress: bool = False,
         total: int | None = None,
-        batch: str | PathLike[str] | Batching | None = None,
+        batch: str | PathLike[str] | policies.Batching | None = None,
     ) -> Iterator[BatchItem[TurnOutcome[T]]]:
         """Run many turns in parallel; yield a `BatchItem` for each, in order: `index`, `outcome` or `error`.
 
@@ -557,8 +549,8 @@ class Runner(AsyncToolAccess, Closing):
             # imported here, because few programs need it
             from grue.engine.waiting_turns import run_waiting
 
-            if not isinstance(batch, Batching):
-                batch = Batching(folder=str(as_path(batch, "map(batch=)")))
+            if not isinstance(batch, policies.Batching):
+                batch = policies.Batching(folder=str(as_path(batch, "map(batch=)")))
             items = run_waiting(requests, plan, batch)
         return with_bar(items, requests, total) if progress else items
 

@@ -21,27 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpa
 import anyio
 from msgspec.structs import replace
 
-from grue import (
-    Budget,
-    ContextPolicy,
-    Conversation,
-    FailurePolicy,
-    FunctionTools,
-    HttpServer,
-    LlmSettings,
-    MCPError,
-    ProcessLimits,
-    Recorder,
-    Runner,
-    ShellTool,
-    StdioServer,
-    ToolClient,
-    ToolPolicy,
-    ToolSearch,
-    TurnLimits,
-    TurnOutcome,
-    TurnRequest,
-)
+import grue
 from grue import messages as m
 from grue.engine.tool_servers import settings_or_default
 from grue.errors import ConversationBusy, MCPConfigError
@@ -62,7 +42,7 @@ T = TypeVar("T")
 FUNCTIONS = "tools"
 SHELL = "shell"
 
-Tools: TypeAlias = Mapping[str, ToolServer] | Iterable[Callable[..., Any] | ShellTool]
+Tools: TypeAlias = Mapping[str, ToolServer] | Iterable[Callable[..., Any] | grue.ShellTool]
 """The tools of a loop other than its MCP tools: functions and one shell tool, or tool servers by name."""
 
 
@@ -97,15 +77,15 @@ def beside(tools: Tools) -> dict[str, ToolServer]:
     functions: list[Callable[..., Any]] = []
     servers: dict[str, ToolServer] = {}
     for tool in tools:
-        if isinstance(tool, ShellTool) and SHELL not in servers:
+        if isinstance(tool, grue.ShellTool) and SHELL not in servers:
             servers[SHELL] = tool
-        elif isinstance(tool, ShellTool | FunctionTools) or not callable(tool):
+        elif isinstance(tool, grue.ShellTool | grue.FunctionTools) or not callable(tool):
             raise MCPConfigError(
                 f"tools: {tool!r:.80} needs a name. Pass a dictionary: tools={{'mine': FunctionTools(...)}}."
             )
         else:
             functions.append(tool)
-    return {**({FUNCTIONS: FunctionTools(functions)} if functions else {}), **servers}
+    return {**({FUNCTIONS: grue.FunctionTools(functions)} if functions else {}), **servers}
 
 
 def _is_mcp(name: str) -> bool:
@@ -127,7 +107,7 @@ def prefixed_lock(lock: ToolLock) -> ToolLock:
     )
 
 
-def prefixed_policy(policy: ToolPolicy) -> ToolPolicy:
+def prefixed_policy(policy: grue.ToolPolicy) -> grue.ToolPolicy:
     """Return a policy in which patterns and trusted servers match names with the prefix `mcp.`, too."""
     rules = tuple(replace(rule, tools=_prefixed_patterns(rule.tools)) for rule in policy.rules)
     trusted = (*policy.trusted, *(f"{MCP_PREFIX}{name}" for name in policy.trusted))
@@ -151,7 +131,7 @@ class _SharedClient:
     def __init__(self) -> None:
         # Reentrant: a signal handler may call a tool in the thread that holds the lock.
         self._lock = threading.RLock()
-        self._client: ToolClient | None = None
+        self._client: grue.ToolClient | None = None
         self._server: Server | None = None
 
     def configure(self, server: Server | None) -> None:
@@ -165,10 +145,10 @@ class _SharedClient:
         if client is not None:
             client.close()
 
-    def get(self) -> ToolClient:
+    def get(self) -> grue.ToolClient:
         with self._lock:
             if self._client is None:
-                client = ToolClient({MCP: self._configured()}, max_reconnects=None)
+                client = grue.ToolClient({MCP: self._configured()}, max_reconnects=None)
                 self._client = client.__enter__()
             return self._client
 
@@ -193,14 +173,14 @@ def _tool_server(server: Server) -> ToolServer:
         return server
     server = server.strip() if isinstance(server, str) else server
     if isinstance(server, str) and "://" in server and not any(map(str.isspace, server)):
-        return HttpServer(name=MCP, url=server)
+        return grue.HttpServer(name=MCP, url=server)
     try:
         words = shlex.split(server) if isinstance(server, str) else list(server)
     except ValueError as error:  # an unclosed quotation mark
         raise MCPConfigError(f"The command of the MCP server cannot be split into words: {error}.") from error
     if not words:
         raise MCPConfigError("The MCP server is an empty text: it is a URL, or a command with its arguments.")
-    return StdioServer(name=MCP, command=words[0], args=tuple(words[1:]))
+    return grue.StdioServer(name=MCP, command=words[0], args=tuple(words[1:]))
 
 
 _shared = _SharedClient()
@@ -270,18 +250,18 @@ _CANCELLED_WITHIN_S = 3.0
 class RunnerOptions(TypedDict, total=False):
     """Further arguments of an `AgentLoop`, as of a `Runner`. `AgentLoop` says how they name MCP tools."""
 
-    limits: TurnLimits
-    policy: FailurePolicy
-    recorder: Recorder
+    limits: grue.TurnLimits
+    policy: grue.FailurePolicy
+    recorder: grue.Recorder
     trace: str | PathLike[str] | None
-    process_limits: ProcessLimits
+    process_limits: grue.ProcessLimits
     elicit: Callable[..., Any] | None
     tool_lock: ToolLock | None
-    tool_policy: ToolPolicy
+    tool_policy: grue.ToolPolicy
     approve: Callable[..., Any] | None
-    context: ContextPolicy | None
-    tool_search: ToolSearch | None
-    budget: Budget
+    context: grue.ContextPolicy | None
+    tool_search: grue.ToolSearch | None
+    budget: grue.Budget
     start: StartWhen
 
 
@@ -299,12 +279,14 @@ def _add_prefix(options: RunnerOptions) -> None:
     if isinstance(lock, ToolLock):
         options["tool_lock"] = prefixed_lock(lock)
     if policy is not None:
-        options["tool_policy"] = prefixed_policy(settings_or_default("tool_policy", policy, ToolPolicy()))
+        options["tool_policy"] = prefixed_policy(
+            settings_or_default("tool_policy", policy, grue.ToolPolicy())
+        )
     if search is not None:
-        search = settings_or_default("tool_search", search, ToolSearch())
+        search = settings_or_default("tool_search", search, grue.ToolSearch())
         options["tool_search"] = replace(search, always=_prefixed_patterns(search.always))
     if context is not None:
-        context = settings_or_default("context", context, ContextPolicy())
+        context = settings_or_default("context", context, grue.ContextPolicy())
         options["context"] = replace(context, read_only=_prefixed_patterns(context.read_only))
 
 
@@ -359,7 +341,7 @@ class AgentLoop:
 
     def __init__(
         self,
-        llm: "LlmSettings | LlmEndpoint",
+        llm: "grue.LlmSettings | LlmEndpoint",
         *,
         system: str = "",
         invoke_mcp_tool: InvokeMcpTool | None = None,
@@ -378,9 +360,9 @@ class AgentLoop:
             mcp = {MCP: self._injected}
             # Leave out settings for single MCP servers, because this loop has no such servers.
             policy, limits = options.get("policy"), options.get("limits")
-            if isinstance(policy, FailurePolicy):
+            if isinstance(policy, grue.FailurePolicy):
                 options["policy"] = replace(policy, first_connects=_without_mcp(policy.first_connects))
-            if isinstance(limits, TurnLimits):
+            if isinstance(limits, grue.TurnLimits):
                 others = _without_mcp(limits.startup_timeouts_s)
                 options["limits"] = replace(limits, startup_timeouts_s=others)
         elif mcp_tools is None or tuple(mcp_tools):
@@ -388,9 +370,9 @@ class AgentLoop:
         else:
             mcp = prefixed(servers or {})
         _add_prefix(options)
-        self.runner = Runner(llm=llm, servers={**mcp, **beside(tools)}, keep="sessions", **options)
-        self.conversation: Conversation = self.runner.conversation(system)
-        self.last_outcome: TurnOutcome[str] | None = None
+        self.runner = grue.Runner(llm=llm, servers={**mcp, **beside(tools)}, keep="sessions", **options)
+        self.conversation: grue.Conversation = self.runner.conversation(system)
+        self.last_outcome: grue.TurnOutcome[str] | None = None
         self._on_event = on_event
         self._free = threading.Lock()
         self._put: Callable[[Any], object] = _drop
@@ -403,7 +385,7 @@ class AgentLoop:
         cls,
         path: str | PathLike[str] = "pyproject.toml",
         *,
-        llm: "LlmSettings | LlmEndpoint | None" = None,
+        llm: "grue.LlmSettings | LlmEndpoint | None" = None,
         **options: Unpack[LoopOptions],
     ) -> Self:
         """Make a loop from a TOML file, which is read as `Runner.from_toml` reads it.
@@ -484,7 +466,9 @@ class AgentLoop:
         return outcome.response
 
     @contextlib.contextmanager
-    def _one_input(self, text: str, images: Sequence[Image], turn: int | None) -> Iterator[TurnRequest[str]]:
+    def _one_input(
+        self, text: str, images: Sequence[Image], turn: int | None
+    ) -> Iterator[grue.TurnRequest[str]]:
         if not self._free.acquire(blocking=False):
             raise ConversationBusy("The agent loop is in the middle of an input. Wait for its end.")
         try:
@@ -505,8 +489,8 @@ class AgentLoop:
             self._put(event)
 
     def _run_reporting(
-        self, request: TurnRequest[str], on_event: Callable[[Any], object]
-    ) -> TurnOutcome[str]:
+        self, request: grue.TurnRequest[str], on_event: Callable[[Any], object]
+    ) -> grue.TurnOutcome[str]:
         """Run a turn in a thread of its own, and call `on_event` in the caller's thread.
 
         The recorder must not call `on_event` itself: it holds its lock then, so `on_event` could not add to
@@ -521,14 +505,14 @@ class AgentLoop:
                 on_event(event)
         except BaseException:
             handle.cancel()
-            with contextlib.suppress(MCPError, TimeoutError):
+            with contextlib.suppress(grue.MCPError, TimeoutError):
                 handle.result(_CANCELLED_WITHIN_S)
             raise
         return handle.result()
 
     async def _run_reporting_async(
-        self, request: TurnRequest[str], on_event: Callable[[Any], object]
-    ) -> TurnOutcome[str]:
+        self, request: grue.TurnRequest[str], on_event: Callable[[Any], object]
+    ) -> grue.TurnOutcome[str]:
         loop, events = asyncio.get_running_loop(), asyncio.Queue[Any]()
         self._put = lambda event: loop.call_soon_threadsafe(events.put_nowait, event)
         turn = asyncio.ensure_future(self.runner.run_turn_async(request))

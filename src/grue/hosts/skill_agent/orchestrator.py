@@ -13,16 +13,6 @@ from uuid import uuid4
 from msgspec import Struct
 
 import grue
-from grue import (
-    ApprovalDecision,
-    ApprovalQuestion,
-    Budget,
-    ContextPolicy,
-    Conversation,
-    MCPError,
-    Recorder,
-    Runner,
-)
 from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.hosting import EpisodeResumed, RunFolder
@@ -61,7 +51,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     responses: tuple[str, ...]
     notes: tuple[str, ...]
     steps: tuple[StepExecutionResult, ...]
-    questions: tuple[ApprovalQuestion, ...]
+    questions: tuple[grue.ApprovalQuestion, ...]
     turns: int
     requests: int
     usage: Usage
@@ -97,7 +87,7 @@ class Orchestrator:
         actions: ActionRegistry | None = None,
         approve: AskPerson | None = None,
         on_event: Callable[[str, m.JsonObject], None] | None = None,
-        recorder: Recorder | None = None,
+        recorder: grue.Recorder | None = None,
     ) -> None:
         if approve is not None and (not callable(approve) or iscoroutinefunction(approve)):
             found = "an `async def`" if callable(approve) else type(approve).__name__
@@ -109,7 +99,7 @@ class Orchestrator:
         self._folder = None if folder is None else Path(folder)
         self._registry = actions or ActionRegistry()
         self._approve = approve
-        self._recorder = recorder or Recorder()
+        self._recorder = recorder or grue.Recorder()
         if on_event is not None:
             self._recorder.add(facts.FactEvents(on_event, facts.FACTS))
 
@@ -123,7 +113,7 @@ class Orchestrator:
         """
         return self._carry_out(task, None, ())
 
-    def resume(self, decisions: Iterable[ApprovalDecision] = ()) -> RunResult:
+    def resume(self, decisions: Iterable[grue.ApprovalDecision] = ()) -> RunResult:
         """Go on with the run in `folder`, and return its result.
 
         The run may have been interrupted, killed or parked, or have ended for any other reason but the
@@ -140,11 +130,11 @@ class Orchestrator:
             MCPError: This object has no `folder`; or an error of `run`.
         """
         if self._folder is None:
-            raise MCPError("resume() needs the run's folder: Orchestrator(config, folder=...).")
+            raise grue.MCPError("resume() needs the run's folder: Orchestrator(config, folder=...).")
         return self._carry_out("", read_run(self._folder), tuple(decisions))
 
     def _carry_out(
-        self, task: str, past: RunPast | None, decisions: tuple[ApprovalDecision, ...]
+        self, task: str, past: RunPast | None, decisions: tuple[grue.ApprovalDecision, ...]
     ) -> RunResult:
         config, limits = self._config, self._config.limits
         skills = Skills(config.skills)
@@ -155,7 +145,7 @@ class Orchestrator:
         began = time.monotonic() - (0.0 if past is None else past.lasted_s)
         new_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid4().hex[:6]}"
         run_id = new_id if past is None else past.started.episode_id
-        budget = Budget(requests=limits.requests, tokens=limits.tokens, cost_usd=limits.cost_usd)
+        budget = grue.Budget(requests=limits.requests, tokens=limits.tokens, cost_usd=limits.cost_usd)
         with ExitStack() as stack:
             folder = None
             if self._folder is not None:
@@ -164,8 +154,12 @@ class Orchestrator:
                 stack.enter_context(folder)
                 # Read the run again: another process may have continued it before the folder was locked.
                 past = read_run(self._folder) if resume else None
-            runner = Runner(
-                llm=config.llm, recorder=self._recorder, budget=budget, keep="loop", context=ContextPolicy()
+            runner = grue.Runner(
+                llm=config.llm,
+                recorder=self._recorder,
+                budget=budget,
+                keep="loop",
+                context=grue.ContextPolicy(),
             )
             run = Run(
                 run_id=run_id,
@@ -202,7 +196,9 @@ class Orchestrator:
         for problem in run.skills.problems:
             run.note(facts.SkillProblem(problem=problem))
 
-    def _live(self, run: Run, past: RunPast | None, decisions: tuple[ApprovalDecision, ...]) -> RunResult:
+    def _live(
+        self, run: Run, past: RunPast | None, decisions: tuple[grue.ApprovalDecision, ...]
+    ) -> RunResult:
         end = RunEnd("interrupted", "interrupted by Ctrl-C")
         try:
             run.manager = self._connect(run)
@@ -261,9 +257,9 @@ def _offer_served_skills(run: Run) -> None:
         run.note(facts.SkillProblem(problem=problem))
 
 
-def _conversation(run: Run, past: RunPast | None) -> Conversation:
+def _conversation(run: Run, past: RunPast | None) -> grue.Conversation:
     if past is not None and past.last_turn and run.folder is not None:
-        return Conversation.from_trace(run.folder.path, run.runner, name=run.run_id)
+        return grue.Conversation.from_trace(run.folder.path, run.runner, name=run.run_id)
     system = build_prompt(
         run.offered,
         mcp_tools=run.tools,

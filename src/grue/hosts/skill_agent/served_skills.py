@@ -19,16 +19,8 @@ from msgspec import Struct
 from grue import ToolClient
 from grue import messages as m
 from grue.errors import MCPConfigError, MCPError
+from grue.hosts.skill_agent import skills
 from grue.hosts.skill_agent.mcp_manager import McpManager
-from grue.hosts.skill_agent.skills import (
-    LOCK_FILE,
-    SKILL_FILE,
-    Skill,
-    front_matter,
-    is_skill_name,
-    read_skill_lock,
-    write_skill_lock,
-)
 from grue.runtime.safe_text import printable
 
 LIST = "skills/list"
@@ -70,7 +62,7 @@ class ServedSkill(Struct, frozen=True, kw_only=True):
 
 def list_skills(asks: ToolClient | McpManager, server: str) -> tuple[list[ServedSkill], list[str]]:
     """Return the usable skills that a server lists, and a sentence for each problem. No file is read."""
-    skills: dict[str, ServedSkill] = {}
+    found: dict[str, ServedSkill] = {}
     problems = []
     entries = asks.request_all(server, LIST)
     if len(entries) > _MOST_SKILLS:
@@ -84,13 +76,13 @@ def list_skills(asks: ToolClient | McpManager, server: str) -> tuple[list[Served
         except ValueError as error:
             problems.append(f"The server {printable(server)} lists a skill that cannot be used: {error}.")
             continue
-        if skill.name in skills:
+        if skill.name in found:
             problems.append(f"The server {printable(server)} lists the skill {skill.name} twice.")
-        skills.setdefault(skill.name, skill)
-    return list(skills.values()), problems
+        found.setdefault(skill.name, skill)
+    return list(found.values()), problems
 
 
-def read_file(asks: ToolClient | McpManager, skill: ServedSkill, path: str = SKILL_FILE) -> str:
+def read_file(asks: ToolClient | McpManager, skill: ServedSkill, path: str = skills.SKILL_FILE) -> str:
     """Read a skill's file, check its digest and size, and return its text (`SKILL.md`: no front matter)."""
     listed = skill.files.get(path)
     if listed is None:
@@ -103,9 +95,9 @@ def read_file(asks: ToolClient | McpManager, skill: ServedSkill, path: str = SKI
         raise ValueError(f"The file {path!r} of the skill {skill.name} is not what its server has listed.")
     try:
         text = content.decode("utf-8")
-        if path != SKILL_FILE:
+        if path != skills.SKILL_FILE:
             return text
-        front, body = front_matter(text, Path(SKILL_FILE))
+        front, body = skills.front_matter(text, Path(skills.SKILL_FILE))
     except (UnicodeDecodeError, MCPConfigError) as error:
         raise ValueError(f"The file {path!r} of the skill {skill.name} cannot be read as text.") from error
     if front.value != skill.front:
@@ -130,8 +122,8 @@ class ServedSkills:
     """
 
     def __init__(self, asks: ToolClient | McpManager, servers: Collection[str], folder: Path) -> None:
-        self._asks, self._lock = asks, folder / LOCK_FILE
-        approved = read_skill_lock(self._lock)
+        self._asks, self._lock = asks, folder / skills.LOCK_FILE
+        approved = skills.read_skill_lock(self._lock)
         self.by_name: dict[str, ServedSkill] = {}
         self.waiting: list[ServedSkill] = []
         self.problems: list[str] = []
@@ -157,15 +149,15 @@ class ServedSkills:
         Raises:
             MCPConfigError: `mcp_skills.lock` cannot be used or written.
         """
-        approved = read_skill_lock(self._lock)
+        approved = skills.read_skill_lock(self._lock)
         for skill in self.waiting:
             approved.setdefault(skill.server, {})[skill.uri] = skill.digest
-        write_skill_lock(self._lock, approved)
+        skills.write_skill_lock(self._lock, approved)
 
-    def as_skills(self) -> dict[str, Skill]:
+    def as_skills(self) -> dict[str, skills.Skill]:
         """Return the approved skills without their texts, which the method `text` reads later."""
         return {
-            name: Skill(
+            name: skills.Skill(
                 name=name,
                 description=" ".join(str(skill.front["description"]).split()),
                 folder=Path(),
@@ -183,21 +175,21 @@ class ServedSkills:
         """
         skill = self.by_name[name]
         try:
-            text = read_file(self._asks, skill, file or SKILL_FILE)
+            text = read_file(self._asks, skill, file or skills.SKILL_FILE)
         except MCPError as error:
             raise ValueError(f"The skill {name} could not be read: {error}") from error
-        beside = [path for path in skill.files if path != SKILL_FILE]
+        beside = [path for path in skill.files if path != skills.SKILL_FILE]
         return text if file or not beside else f"{text}\n\nFiles of this skill: {', '.join(beside)}"
 
 
 def _skill_of(server: str, entry: Mapping[str, Any]) -> ServedSkill:
     uri, front, resources = entry.get("uri"), entry.get("frontmatter"), entry.get("resources")
-    if not isinstance(uri, str) or not uri.isprintable() or not uri.endswith(f"/{SKILL_FILE}"):
-        raise ValueError(f"it has no address that ends in /{SKILL_FILE}")
+    if not isinstance(uri, str) or not uri.isprintable() or not uri.endswith(f"/{skills.SKILL_FILE}"):
+        raise ValueError(f"it has no address that ends in /{skills.SKILL_FILE}")
     shown = printable(uri, 200)
     name = front.get("name") if isinstance(front, dict) else None
     description = front.get("description") if isinstance(front, dict) else None
-    if not isinstance(front, dict) or not is_skill_name(name) or uri.split("/")[-2] != name:
+    if not isinstance(front, dict) or not skills.is_skill_name(name) or uri.split("/")[-2] != name:
         raise ValueError(f"the name of {shown} is not the last part of its address")
     if not isinstance(description, str) or not 0 < len(description.strip()) <= 1024:
         raise ValueError(f"{shown} has no description of 1 to 1024 characters")
@@ -206,12 +198,12 @@ def _skill_of(server: str, entry: Mapping[str, Any]) -> ServedSkill:
     files = {}
     for each in resources:
         resource = _resource_of(each, shown)
-        path = resource.uri.removeprefix(uri.removesuffix(SKILL_FILE))
+        path = resource.uri.removeprefix(uri.removesuffix(skills.SKILL_FILE))
         inside = path != resource.uri and path.isprintable() and "\\" not in path
         if not inside or any(part in ("", ".", "..") for part in path.split("/")) or path in files:
             raise ValueError(f"{shown} lists {printable(resource.uri, 200)}, which is not a file of it")
         files[path] = resource
-    if SKILL_FILE not in files or files[SKILL_FILE].uri != uri:
+    if skills.SKILL_FILE not in files or files[skills.SKILL_FILE].uri != uri:
         raise ValueError(f"{shown} does not list itself")
     if sum(each.size for each in files.values()) > MOST_BYTES:
         raise ValueError(f"{shown} is larger than {MOST_BYTES >> 20} MiB")

@@ -14,14 +14,7 @@ from typing import Literal, TypeGuard
 
 from msgspec import Struct
 
-from grue.config.documents import (
-    YamlDocument,
-    converted,
-    parse_json,
-    parse_yaml,
-    read_config_text,
-    replace_file,
-)
+from grue.config import documents
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosting import ConfinedFolder
 from grue.hosts.skill_agent.registry import AGENT, READS, ActionType
@@ -97,7 +90,7 @@ def is_skill_name(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and len(name) <= 64 and _NAME.fullmatch(name) is not None
 
 
-def front_matter(text: str, path: Path) -> tuple[YamlDocument, str]:
+def front_matter(text: str, path: Path) -> tuple[documents.YamlDocument, str]:
     """Return the front matter of a `SKILL.md`, and the Markdown after it; an error names the line."""
     # `splitlines` would also split at form feeds and the like, which belong to the text.
     lines = text.replace("\r\n", "\n").split("\n")
@@ -106,7 +99,7 @@ def front_matter(text: str, path: Path) -> tuple[YamlDocument, str]:
     end = next((number for number, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), None)
     if end is None:
         raise _malformed(path, len(text.splitlines()), "the front matter is not closed by a line '---'")
-    front = parse_yaml("\n".join(lines[1:end]), path, first_line=2)
+    front = documents.parse_yaml("\n".join(lines[1:end]), path, first_line=2)
     return front, "\n".join(lines[end + 1 :]).strip()
 
 
@@ -123,8 +116,10 @@ def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
     """Return the approved digests, by server and by the URI of the skill; empty if there is no file."""
     if not path.exists():
         return {}
-    document = parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
-    return converted(
+    document = documents.parse_json(
+        documents.read_config_text(path, if_missing=f"{path} has just been removed."), path
+    )
+    return documents.converted(
         document, _SkillLock, "a lock of skills", "approve the skills again with: grue skills --approve"
     ).servers
 
@@ -132,7 +127,7 @@ def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
 def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> None:
     """Write the digests of the approved skills, by server and by the URI of the skill."""
     document = {"version": 1, "servers": servers}
-    replace_file(path, json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    documents.replace_file(path, json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -12,17 +12,9 @@ from msgspec.structs import replace
 from grue import MCPError
 from grue import messages as m
 from grue.hosting import Actor, Envelope, LentConversation, Mailbox, Note, WireProfile, reply
+from grue.hosts.zork import look_alikes
 from grue.hosts.zork.chat_messages import Sampling, model_settings
 from grue.hosts.zork.client import LLMClient
-from grue.hosts.zork.look_alikes import (
-    METHOD,
-    accepts,
-    asked_of_client,
-    called,
-    completion_body,
-    completion_failure,
-    foreign_failure,
-)
 from grue.policies import SupportCheck
 from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.failures import Fault
@@ -75,7 +67,7 @@ class ClientActor(Actor[m.LlmCommand]):
         outcome: m.ToolSupportChecked | m.CompletionReceived | m.CompletionFailed
         match envelope.body:
             case m.CheckToolSupport():
-                outcome = await asked_of_client(
+                outcome = await look_alikes.asked_of_client(
                     self._client, self._settings.model, self._config, endpoint=type(self._client).__name__
                 )
             case m.RewriteHistory() as command:
@@ -118,13 +110,13 @@ class ClientActor(Actor[m.LlmCommand]):
             )
             permit = await exchange.permit_for(wanted)
         if isinstance(permit, str):
-            return foreign_failure(exchange.not_sent(permit), self._client, settings.model)
+            return look_alikes.foreign_failure(exchange.not_sent(permit), self._client, settings.model)
         outcome = exchange.RequestOutcome()
         try:
             try:
-                completion = completion_body(await self._ask(body))
+                completion = look_alikes.completion_body(await self._ask(body))
             except Exception as error:  # noqa: BLE001 - whatever a client raises is a failed completion
-                failure = completion_failure(error, self._client, settings.model)
+                failure = look_alikes.completion_failure(error, self._client, settings.model)
                 outcome = exchange.RequestOutcome(status=failure.status)
                 return failure
             answer = exchange.Answered(200, to_json(completion))
@@ -138,7 +130,11 @@ class ClientActor(Actor[m.LlmCommand]):
         finally:
             if permit is not None:
                 permit.settle(outcome)
-        return foreign_failure(reply, self._client, settings.model) if isinstance(reply, Fault) else reply
+        return (
+            look_alikes.foreign_failure(reply, self._client, settings.model)
+            if isinstance(reply, Fault)
+            else reply
+        )
 
     async def _ask(self, body: bytes) -> object:
         asked = from_json(body)
@@ -146,7 +142,7 @@ class ClientActor(Actor[m.LlmCommand]):
         if self._profile is _SIMPLE_CLIENT:
             # An `LLMClient` sets cache markers itself.
             asked = _simple_arguments(asked, marked=not isinstance(self._client, LLMClient))
-        return await called(functools.partial(self._create, **asked))
+        return await look_alikes.called(functools.partial(self._create, **asked))
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # no `repr`, because the client's `repr` may show a key
@@ -161,7 +157,7 @@ class ClientModel:
     @property
     def profile(self) -> WireProfile:
         """The request fields that this client accepts."""
-        return _SIMPLE_CLIENT if accepts(self.client.chat.completions.create, "name") else _SDK
+        return _SIMPLE_CLIENT if look_alikes.accepts(self.client.chat.completions.create, "name") else _SDK
 
     @property
     def model(self) -> str:
@@ -183,7 +179,7 @@ class ClientModel:
         """Return `before` if tool support is checked before the servers start, otherwise `skip`."""
         if self.config is not None and self.config.mcp_force_tool_support:
             return "skip"
-        asks = callable(getattr(self.client, METHOD, None))
+        asks = callable(getattr(self.client, look_alikes.METHOD, None))
         return "before" if asks or not supports_tool_calling(self.settings.model) else "skip"
 
 

@@ -15,16 +15,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.chat_wire import server_events
 from grue.protocol.chat_wire import wire_format as w
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.chat_wire.server_events import (
-    DamagedStream,
-    OversizedStream,
-    ServerEvent,
-    intact,
-    ungarbled,
-)
 from grue.protocol.chat_wire.strict_schema import strict_format
 from grue.protocol.json_text import strict_object, strict_value, to_json
 from grue.protocol.tools.names import WireNames
@@ -96,16 +90,16 @@ class AnthropicAssembler:
         """Whether the reply has ended. A stop reason is enough: some endpoints leave out `message_stop`."""
         return self.finished or bool(self._message.get("stop_reason"))
 
-    def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
+    def feed(self, event: server_events.ServerEvent) -> Iterable[w.Delta]:
         """Add the next event, and return its text. May raise `DamagedStream` or `OversizedStream`."""
-        said = intact(event.object, _EVENT)
+        said = server_events.intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
         if kind not in _KINDS and event.kind in _KINDS:
-            raise DamagedStream(f"is of type {kind!a}, but is called {event.kind!a}")
+            raise server_events.DamagedStream(f"is of type {kind!a}, but is called {event.kind!a}")
         match kind:
             case "message_start":
                 if self._started:
-                    raise DamagedStream("starts the message a second time")
+                    raise server_events.DamagedStream("starts the message a second time")
                 self._started, self._message = True, dict(w.as_object(said.get("message")))
                 self.held += w.weight(self._message)
             case "content_block_start":
@@ -119,7 +113,7 @@ class AnthropicAssembler:
                 self._settle(said)
             case "message_stop":
                 if not self.whole:
-                    raise DamagedStream("ends the message, but no event gave it a stop_reason")
+                    raise server_events.DamagedStream("ends the message, but no event gave it a stop_reason")
                 self.finished = True
             case "error":
                 self.finished = True
@@ -137,36 +131,36 @@ class AnthropicAssembler:
         index, key = said.get("index"), _key(said.get("index"))
         fields = said.get("content_block")
         if not isinstance(fields, dict) or not isinstance(fields.get("type"), str):
-            raise DamagedStream("starts a block of no type")
-        ungarbled(fields["type"], frozenset(_ADDS_TO), "block of type")
+            raise server_events.DamagedStream("starts a block of no type")
+        server_events.ungarbled(fields["type"], frozenset(_ADDS_TO), "block of type")
         if fields["type"] == "tool_use" and not isinstance(fields.get("name"), str):
-            raise DamagedStream("starts a tool call without a name")
+            raise server_events.DamagedStream("starts a tool call without a name")
         if key in self._latest and self._latest[key].open:
-            raise DamagedStream(f"starts block {key} a second time")
+            raise server_events.DamagedStream(f"starts block {key} a second time")
         before = self._blocks[-1].index if self._blocks else None
         # Some endpoints give all blocks one index, so a repeated index does not show that a block is lost.
         if isinstance(index, int) and isinstance(before, int) and index - before not in (0, 1):
-            raise DamagedStream(f"starts block {index} after block {before}")
+            raise server_events.DamagedStream(f"starts block {index} after block {before}")
         if len(self._blocks) >= w.MAX_CALLS:
-            raise OversizedStream(f"the reply has more than {w.MAX_CALLS} blocks")
-        self._latest[key] = _Block(index, dict(intact(fields, _BLOCK)))
+            raise server_events.OversizedStream(f"the reply has more than {w.MAX_CALLS} blocks")
+        self._latest[key] = _Block(index, dict(server_events.intact(fields, _BLOCK)))
         self.held += w.weight(fields)
         self._blocks.append(self._latest[key])
         self._open += 1
 
     def _add(self, said: m.JsonObject) -> Iterable[w.Delta]:
         block = self._opened(said, "adds to")
-        delta = intact(w.as_object(said.get("delta")), _DELTA)
+        delta = server_events.intact(w.as_object(said.get("delta")), _DELTA)
         kind = w.as_text(delta.get("type")) or ""
         block_kind = str(block.fields["type"])
         if kind not in _ADDS_TO.get(block_kind, {kind}):
-            raise DamagedStream(f"adds {kind!a} to a block of type {block_kind!a}")
+            raise server_events.DamagedStream(f"adds {kind!a} to a block of type {block_kind!a}")
         name = _PIECES.get(kind)
         if name is None:
             return ()
         text = delta.get(name)
         if name not in delta or not isinstance(text, str | None):
-            raise DamagedStream(f"adds {kind} without a text")
+            raise server_events.DamagedStream(f"adds {kind} without a text")
         if text:
             block.pieces.setdefault(name, []).append(text)
             self.held += len(text)
@@ -176,29 +170,29 @@ class AnthropicAssembler:
 
     def _settle(self, said: m.JsonObject) -> None:
         self._expect_message("ends the message")
-        delta = intact(w.as_object(said.get("delta")), _DELTA)
+        delta = server_events.intact(w.as_object(said.get("delta")), _DELTA)
         counted = {name: n for name, n in w.as_object(said.get("usage")).items() if n is not None}
         usage = w.as_object(self._message.get("usage")) | counted
         self.held += w.weight(said)
         self._message |= {**{name: delta[name] for name in _KEPT if name in delta}, "usage": usage}
         if self._message.get("stop_reason") and self._open:
-            raise DamagedStream("ends the message while a block is open")
+            raise server_events.DamagedStream("ends the message while a block is open")
         calls = any(block.fields["type"] == "tool_use" for block in self._blocks)
         if self._message.get("stop_reason") == "tool_use" and not calls:
-            raise DamagedStream("ends the message with tool calls, but there are none")
+            raise server_events.DamagedStream("ends the message with tool calls, but there are none")
 
     def _opened(self, said: m.JsonObject, does: str) -> _Block:
         key = _key(said.get("index"))
         block = self._latest.get(key)
         if block is None:
-            raise DamagedStream(f"{does} block {key}, which has not started")
+            raise server_events.DamagedStream(f"{does} block {key}, which has not started")
         if not block.open:
-            raise DamagedStream(f"{does} block {key}, which has ended")
+            raise server_events.DamagedStream(f"{does} block {key}, which has ended")
         return block
 
     def _expect_message(self, does: str) -> None:
         if not self._started:
-            raise DamagedStream(f"{does}, but no message has started")
+            raise server_events.DamagedStream(f"{does}, but no message has started")
 
 
 def _key(index: object) -> str:

@@ -17,16 +17,10 @@ from typing import Literal, assert_never
 from msgspec import Struct, field
 
 from grue import messages as m
+from grue.protocol.chat_wire import server_events
 from grue.protocol.chat_wire import wire_format as w
 from grue.protocol.chat_wire.failures import Fault, fault_in, fault_of_error
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.chat_wire.server_events import (
-    DamagedStream,
-    OversizedStream,
-    ServerEvent,
-    intact,
-    ungarbled,
-)
 from grue.protocol.chat_wire.strict_schema import strict_format
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import CUT_MARK, WireNames
@@ -75,13 +69,17 @@ class _CallEvents(Struct):
     def add(self, item: m.JsonObject) -> None:
         for name, known, other in (("name", self.name, "another"), ("arguments", self.whole, "other")):
             if known is not None and name in item and item[name] != known:
-                raise DamagedStream(f"has a tool call with {other} {name} than the events before it")
+                raise server_events.DamagedStream(
+                    f"has a tool call with {other} {name} than the events before it"
+                )
         self.name = w.as_text(item.get("name")) or self.name
         arguments = w.as_text(item.get("arguments"))
         if arguments is None:
             return
         if self.pieces and "".join(self.pieces) != arguments:
-            raise DamagedStream("has a tool call with other arguments than the events before it")
+            raise server_events.DamagedStream(
+                "has a tool call with other arguments than the events before it"
+            )
         self.whole = arguments
 
     def agrees(self, item: m.JsonObject) -> bool:
@@ -120,12 +118,12 @@ class ResponsesAssembler:
         """Whether the last event, which holds the response or an error, has arrived."""
         return self.finished
 
-    def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
+    def feed(self, event: server_events.ServerEvent) -> Iterable[w.Delta]:
         """Add the next event, and return its text. May raise `DamagedStream` or `OversizedStream`."""
-        said = intact(event.object, _EVENT)
+        said = server_events.intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
         if kind not in _KINDS and event.kind in _KINDS:
-            raise DamagedStream(f"is of type {kind!a}, but is called {event.kind!a}")
+            raise server_events.DamagedStream(f"is of type {kind!a}, but is called {event.kind!a}")
         if kind == "error":
             self.finished = True
             self._response = {"error": w.as_object(said.get("error")) or said}
@@ -165,7 +163,7 @@ class ResponsesAssembler:
     def _add(self, kind: str, said: m.JsonObject) -> Iterable[w.Delta]:
         text = said.get("delta")
         if not isinstance(text, str | None) or "delta" not in said:
-            raise DamagedStream(f"is a {kind} without a text")
+            raise server_events.DamagedStream(f"is a {kind} without a text")
         self._held["pieces"] += len(text or "")
         if text and kind == _ARGUMENTS:
             self._call_of(said).pieces.append(text)
@@ -177,17 +175,17 @@ class ResponsesAssembler:
 
     def _room(self, held: Sized) -> None:
         if len(held) > w.MAX_CALLS:
-            raise OversizedStream(f"the reply has more than {w.MAX_CALLS} items")
+            raise server_events.OversizedStream(f"the reply has more than {w.MAX_CALLS} items")
 
     def _announce(self, said: m.JsonObject, *, done: bool) -> None:
         index, item = said.get("output_index"), said.get("item")
         if not isinstance(item, dict):
-            raise DamagedStream(f"{'ends' if done else 'begins'} an item that is not an object")
+            raise server_events.DamagedStream(f"{'ends' if done else 'begins'} an item that is not an object")
         self._announces = True
         if done:
             place = index if isinstance(index, int) else len(self._items)
             if place in self._items and not _differs(self._items[place], item):
-                raise DamagedStream(f"ends item {place} a second time")
+                raise server_events.DamagedStream(f"ends item {place} a second time")
             # Some gateways give two items the same index, and some send no index. Take the next free place.
             while place in self._items:
                 place += 1
@@ -225,16 +223,16 @@ class ResponsesAssembler:
     def _end(self, said: m.JsonObject, status: str) -> None:
         response = said.get("response")
         if not isinstance(response, dict):
-            raise DamagedStream("ends the reply without a response")
-        self._response = intact(response, _RESPONSE)
+            raise server_events.DamagedStream("ends the reply without a response")
+        self._response = server_events.intact(response, _RESPONSE)
         self._held["response"] = w.weight(response)
         if response.get("status", status) != status:
-            raise DamagedStream(f"is called {status}, but its response is not")
+            raise server_events.DamagedStream(f"is called {status}, but its response is not")
         repeated = [_item(item) for item in w.listed(response.get("output"))]
         output = repeated or [_item(item) for item in self._items.values()]
         if self._gap and not repeated:
             # The last event does not repeat the items, so nothing shows what was lost.
-            raise DamagedStream(f"follows a gap: one {self._gap}")
+            raise server_events.DamagedStream(f"follows a gap: one {self._gap}")
         # Compare only the items in the response: some endpoints leave items out.
         for index, item in enumerate(output):
             _compare(item, self._texts.get(index, []), self._items.get(index, {}))
@@ -247,11 +245,11 @@ class ResponsesAssembler:
             if call is not None and item.get("type") == _CALL:
                 call.add(item)
             elif self._announces and item.get("type") == _CALL:
-                raise DamagedStream("has a tool call that is not in the events before it")
+                raise server_events.DamagedStream("has a tool call that is not in the events before it")
         # A response that was cut may lack a call whose end has not arrived.
         for call in self._calls:
             if not call.told and (call.done or whole):
-                raise DamagedStream("lacks a tool call of the events before it")
+                raise server_events.DamagedStream("lacks a tool call of the events before it")
 
     def _told(self, item: m.JsonObject, index: int) -> _CallEvents | None:
         """Return the call of earlier events that `item` repeats, if any. No call is returned twice."""
@@ -286,23 +284,23 @@ def _differs(one: m.JsonObject, other: m.JsonObject) -> bool:
 
 
 def _item(value: object) -> m.JsonObject:
-    item = intact(w.as_object(value), _ITEM)
-    ungarbled(w.as_text(item.get("type")) or "", _TYPES, "item of type")
+    item = server_events.intact(w.as_object(value), _ITEM)
+    server_events.ungarbled(w.as_text(item.get("type")) or "", _TYPES, "item of type")
     for part in (*w.listed(item.get("content")), *w.listed(item.get("summary"))):
-        intact(w.as_object(part), _PART)
-        ungarbled(w.as_text(w.as_object(part).get("type")) or "", _TYPES, "part of type")
+        server_events.intact(w.as_object(part), _PART)
+        server_events.ungarbled(w.as_text(w.as_object(part).get("type")) or "", _TYPES, "part of type")
     return item
 
 
 def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
     """Check that an item of the response has the text and the type that earlier events gave it."""
     if "type" in done and not _differs(done, item) and done["type"] != item.get("type"):
-        raise DamagedStream("has an item with another type than the events before it")
+        raise server_events.DamagedStream("has an item with another type than the events before it")
     parts = [w.as_object(part) for part in w.listed(item.get("content"))]
     text = "".join(w.as_text(part.get("text")) or "" for part in parts if part.get("type") == "output_text")
     # Compare without white space at the ends: some endpoints trim the whole text, but not its pieces.
     if pieces and parts and "".join(pieces).strip() != text.strip():
-        raise DamagedStream("has another text than the events before it")
+        raise server_events.DamagedStream("has another text than the events before it")
 
 
 _OUTPUT = "output"  # key in `Reply.echo` for the reply's output items, in order

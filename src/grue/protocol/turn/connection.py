@@ -137,10 +137,6 @@ def _after_failure(state: Connecting, failure: m.ServerFailure, at_s: float) -> 
         wait_s = max(first_s, min(first_s * 2 ** min(state.failures, _MOST_DOUBLINGS), _LONGEST_WAIT_S))
         given_up = Disabled(failure.cause, state.failures + 1, at_s + wait_s, words)
     report = m.McpDisabled(
-        server=state.server,
-        reason=failure.cause,
-        newly=not state.failures,
-        last_words=words,
-        retry_s=wait_s,
+        server=state.server, reason=failure.cause, newly=not state.failures, last_words=words, retry_s=wait_s
     )
     return given_up, report

@@ -25,21 +25,8 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.context.history import Items
+from grue.protocol.tools import calls as tool_calls
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.calls import (
-    Records,
-    Run,
-    Unmade,
-    ValidCall,
-    answer_unmade,
-    definitions_of,
-    open_call,
-    read_calls,
-    record_settlement,
-    runs_of,
-    skip,
-    without_doubles,
-)
 from grue.protocol.tools.policy import Decisions, definition_digest, judge, judged, question_about
 from grue.protocol.tools.policy import settled as settled_decisions
 from grue.protocol.tools.results import NOT_AS_DECIDED
@@ -86,7 +73,7 @@ def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, CallNotes]:
     return replace(state, noted=state.noted[len(due) :]), tuple(each.note for each in due)
 
 
-def _next_run(state: s.AwaitingTools) -> Run | None:
+def _next_run(state: s.AwaitingTools) -> tool_calls.Run | None:
     """Return the `Run` of calls to send now; `None`: no run is unsent, or each has to wait.
 
     A run waits for its server to start and for the runs before it. But of consecutive parallel runs, only
@@ -112,7 +99,7 @@ def called_first(state: s.AwaitingTools, event: m.ConnectOutcome) -> Transition:
     match event:
         case m.SessionOpened():
             offered, turn = state.turn, with_report(state.turn, event)
-            changed = changed_tools(offered.tools, without_doubles(turn.tools)[0])
+            changed = changed_tools(offered.tools, tool_calls.without_doubles(turn.tools)[0])
             if not changed and not event.serves_unlisted:
                 turn = replace(turn, tools=offered.tools, relisted=offered.relisted)
             verified = m.ToolsVerified(request=turn.requests, changed=changed, server=event.server)
@@ -130,7 +117,7 @@ def called_first(state: s.AwaitingTools, event: m.ConnectOutcome) -> Transition:
             return fail(turn, event.failure, notes)
 
 
-def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTools]:
+def _sent(state: s.AwaitingTools, run: tool_calls.Run) -> tuple[s.AwaitingTools, m.CallTools]:
     turn = replace(state.turn, batches=state.turn.batches + 1)
     number = m.BatchId(turn.batches)
     pending = tuple(call.call_id for call in run.calls)
@@ -149,7 +136,7 @@ def _sent(state: s.AwaitingTools, run: Run) -> tuple[s.AwaitingTools, m.CallTool
 def settle(state: s.AwaitingTools, event: m.Settlement) -> Transition:
     """Record how a call ended, and send the next calls. After the last call, go on with the turn."""
     call_id = event.call_id
-    settled = record_settlement(state.calls[call_id], state.turn.iterations, event)
+    settled = tool_calls.record_settlement(state.calls[call_id], state.turn.iterations, event)
     if call_id in state.changed:
         settled = replace(settled, changed_arguments=state.changed[call_id])
     left = (
@@ -176,14 +163,14 @@ def _skip_unsent(
     left = tuple(run for run in state.unsent if of is not None and run.server != of)
     unsent = {call.call_id: call for run in skipped for call in run.calls}
     notes: CallNotes = ()
-    records: Records = ()
+    records: tool_calls.Records = ()
     for sent_before, answer in ((False, reason), (True, tool_results.INTERRUPTED)):
         calls = tuple(
             call
             for call_id, call in state.calls.items()
             if call_id in unsent and (unsent[call_id].task is not None) == sent_before
         )
-        noted, recorded = skip(calls, state.turn.iterations, batch, answer)
+        noted, recorded = tool_calls.skip(calls, state.turn.iterations, batch, answer)
         notes, records = (*notes, *noted), (*records, *recorded)
     return replace(state, unsent=left, settled=(*state.settled, *records)), notes
 
@@ -217,7 +204,7 @@ def call(
     turn: Turn,
     calls: tuple[m.ToolCall, ...],
     *,
-    settled: Records = (),
+    settled: tool_calls.Records = (),
     decisions: tuple[ApprovalDecision, ...] = (),
     definitions: Mapping[str, str] = _NO_DEFINITIONS,
 ) -> Transition:
@@ -229,7 +216,7 @@ def call(
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks
     left = tuple(call for call in calls if call.call_id not in done and call.call_id not in tasks)
-    valid, rejected = read_calls(
+    valid, rejected = tool_calls.read_calls(
         left, turn.callable, turn.unlisted, offered=turn.offered, missing=turn.missing
     )
     before = turn.used
@@ -238,21 +225,21 @@ def call(
         terms, used = judge(turn.run.tool_policy, (each.tool for each in valid), turn.used)
         turn = replace(turn, used=used)
         judged = [replace(each, terms=found) for each, found in zip(valid, terms, strict=True)]
-    judged += (open_call(call, tasks[call.call_id]) for call in calls if call.call_id in tasks)
+    judged += (tool_calls.open_call(call, tasks[call.call_id]) for call in calls if call.call_id in tasks)
     place = {call.call_id: number for number, call in enumerate(calls)}
     judged.sort(key=lambda each: place[each.call.call_id])
-    outdated: list[Unmade] = []
-    denied: list[Unmade] = []
-    made: list[ValidCall] = []
+    outdated: list[tool_calls.Unmade] = []
+    denied: list[tool_calls.Unmade] = []
+    made: list[tool_calls.ValidCall] = []
     for each in judged:
         if _is_outdated(each, definitions):
-            outdated.append(Unmade(each.call, f"Tool call failed: {NOT_AS_DECIDED}"))
+            outdated.append(tool_calls.Unmade(each.call, f"Tool call failed: {NOT_AS_DECIDED}"))
         elif each.terms.verdict == "deny":
-            denied.append(Unmade(each.call, each.terms.reason, denied=True))
+            denied.append(tool_calls.Unmade(each.call, each.terms.reason, denied=True))
         else:
             made.append(each)
     unmade = (*rejected, *outdated, *denied)
-    notes, records = answer_unmade(unmade, turn.iterations, m.BatchId(turn.batches + 1))
+    notes, records = tool_calls.answer_unmade(unmade, turn.iterations, m.BatchId(turn.batches + 1))
     reply = s.JudgedReply(
         calls={call.call_id: call for call in calls},
         open=tuple(made),
@@ -271,7 +258,7 @@ def _noted(turn: Turn, reply: s.JudgedReply, notes: CallNotes) -> tuple[s.Judged
     return replace(reply, noted=(*reply.noted, *notes)), ()
 
 
-def _is_outdated(each: ValidCall, definitions: Mapping[str, str]) -> bool:
+def _is_outdated(each: tool_calls.ValidCall, definitions: Mapping[str, str]) -> bool:
     """Return whether a call is not made because its tool has changed; `False` if a person is asked first."""
     made_for = definitions.get(each.tool.name)
     if made_for is None or each.terms.verdict == "ask" or each.task is not None:
@@ -324,7 +311,7 @@ def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = No
         settled=reply.earlier,
         expires_at=expires_at,
         used={**reply.used_before},
-        definitions=definitions_of(reply.calls.values(), state.turn.callable, state.turn.unlisted),
+        definitions=tool_calls.definitions_of(reply.calls.values(), state.turn.callable, state.turn.unlisted),
         untold=answers_at_end(
             state.turn, reply.calls, reply.earlier, reply.calls.keys() - state.turn.open_tasks.keys()
         ),
@@ -349,23 +336,23 @@ def _without(questions: tuple[ApprovalQuestion, ...], decided: Decisions) -> tup
 
 def _send(turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: Notes) -> Transition:
     """Begin to make a reply's calls. If there is no call to make, go on as after the last call."""
-    approved: list[ValidCall] = []
-    denied: list[Unmade] = []
+    approved: list[tool_calls.ValidCall] = []
+    denied: list[tool_calls.Unmade] = []
     # A call that an earlier process has sent keeps the arguments that a person chose for it in that process.
     tasks = turn.open_tasks.items()
     changed = {name: task.changed_arguments for name, task in tasks if task.changed_arguments is not None}
     for each in reply.open:
         outcome = _decided(each, decisions.get(each.call.call_id))
-        if isinstance(outcome, Unmade):
+        if isinstance(outcome, tool_calls.Unmade):
             denied.append(outcome)
             continue
         approved.append(outcome)
         if outcome is not each:
             changed[each.call.call_id] = outcome.arguments
-    denials, records = answer_unmade(denied, turn.iterations, m.BatchId(turn.batches + 1))
+    denials, records = tool_calls.answer_unmade(denied, turn.iterations, m.BatchId(turn.batches + 1))
     reply = replace(reply, open=tuple(approved), settled=(*reply.settled, *records))
     reply, at_once = _noted(turn, reply, denials)
-    runs = runs_of(approved, bind=turn.run.binds_calls)
+    runs = tool_calls.runs_of(approved, bind=turn.run.binds_calls)
     if not runs:
         # No batch is sent, but the notes about the calls that are not made have used the next batch's number.
         turn = replace(turn, batches=turn.batches + 1)
@@ -377,12 +364,14 @@ def _send(turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: Notes) 
     return following, (*notes, *at_once, *commands)
 
 
-def _decided(each: ValidCall, decision: ApprovalDecision | None) -> ValidCall | Unmade:
+def _decided(
+    each: tool_calls.ValidCall, decision: ApprovalDecision | None
+) -> tool_calls.ValidCall | tool_calls.Unmade:
     if decision is None:  # nobody was asked about this call
         return each
     found = judged(decision)
     if found.denied:
-        return Unmade(each.call, found.denied, denied=True)
+        return tool_calls.Unmade(each.call, found.denied, denied=True)
     if found.changed is None:
         return each
     return replace(each, arguments=found.changed)
@@ -471,7 +460,7 @@ def _refuse_calls(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Tran
     answer, why = tool_results.SKIPPED_TOO_LATE, "it calls tools, which are no longer available"
     if turn.missing and phase == "only":
         answer, why = f"not called: {turn.degraded}", f"it calls tools, and there are none: {turn.degraded}"
-    notes, records = skip(reply.tool_calls, turn.iterations, batch, answer)
+    notes, records = tool_calls.skip(reply.tool_calls, turn.iterations, batch, answer)
     turn, new = replace(turn, batches=batch).tell(records)
     return refuse(turn, phase, m.NoAnswer(reason=why, raw=reply.content), new=new, notes=notes)
 

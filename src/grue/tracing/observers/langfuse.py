@@ -15,20 +15,8 @@ from grue import messages as m
 from grue.errors import MissingDependencyError
 from grue.tracing.facts import EpisodeStarted, said_by
 from grue.tracing.message_words import Verdict
-from grue.tracing.observers import spans
+from grue.tracing.observers import span_sink, spans
 from grue.tracing.observers.outbox import BOUND, Outbox, Warn, warn_once
-from grue.tracing.observers.span_sink import (
-    DETAIL_LIMIT,
-    Capture,
-    SpanSink,
-    chat_messages,
-    chat_reply,
-    clipped,
-    clipped_text,
-    json_text,
-    nanoseconds,
-    shown_history,
-)
 
 INSTALL = "Langfuse is not installed: pip install 'langfuse>=5,<6'"
 _KEYS = ("LANGFUSE_PUBLIC_KEY", "LANGFUSE_SECRET_KEY")
@@ -72,7 +60,7 @@ class LangfuseObserver(Outbox):
         client: Any = None,
         *,
         session_id: str | None = None,
-        capture_content: Capture = True,
+        capture_content: span_sink.Capture = True,
         warn: Warn | None = None,
         bound: int = BOUND,
     ) -> None:
@@ -130,8 +118,8 @@ def _new_client(warn: Warn) -> Any:
     )
 
 
-class _LangfuseSink(SpanSink):
-    def __init__(self, feed: spans.SpanFeed, client: Any, capture_content: Capture) -> None:
+class _LangfuseSink(span_sink.SpanSink):
+    def __init__(self, feed: spans.SpanFeed, client: Any, capture_content: span_sink.Capture) -> None:
         super().__init__(feed)
         self._client = client
         self._capture = bool(capture_content)
@@ -154,11 +142,11 @@ class _LangfuseSink(SpanSink):
             "metadata": event.facts,
             **self._judged(event.verdict),
         }
-        self._start(span, event.at, beginning).end(end_time=nanoseconds(event.at))
+        self._start(span, event.at, beginning).end(end_time=span_sink.nanoseconds(event.at))
 
     def close(self, event: spans.SpanClosed, span: Any) -> None:
         span.update(**self._ending(event.outcome), **self._judged(event.verdict))
-        span.end(end_time=nanoseconds(event.at))
+        span.end(end_time=span_sink.nanoseconds(event.at))
 
     def flush(self) -> None:
         if self._client is not None:
@@ -175,7 +163,7 @@ class _LangfuseSink(SpanSink):
         # Langfuse 5 offers no other way to set the start. A span that is not sampled, or of a client that is
         # disabled or faked, has no `_start_time`.
         if isinstance(getattr(span, "_start_time", None), int):
-            span._start_time = nanoseconds(at)  # type: ignore[union-attr]  # noqa: SLF001
+            span._start_time = span_sink.nanoseconds(at)  # type: ignore[union-attr]  # noqa: SLF001
         return observation
 
     def _beginning(self, subject: spans.Subject) -> m.JsonObject:
@@ -186,7 +174,7 @@ class _LangfuseSink(SpanSink):
                     metadata = {**started.labels(), "servers": list(started.servers)}
                 return {"name": "episode", "as_type": "span", "metadata": metadata}
             case m.RunTurn(turn=turn, servers=servers):
-                asked = chat_messages((m.SystemText(subject.system), m.UserText(subject.user)))
+                asked = span_sink.chat_messages((m.SystemText(subject.system), m.UserText(subject.user)))
                 metadata = {"turn": turn, "servers": list(servers)}
                 return {"name": f"turn {turn}", "as_type": "span", **self._content("input", asked, metadata)}
             case spans.ToolSession(max_iterations=most):
@@ -201,14 +189,14 @@ class _LangfuseSink(SpanSink):
                     "timeout_seconds": timeout_s,
                     "iteration": subject.iteration,
                 }
-                content = self._content("input", clipped(subject.arguments), metadata)
+                content = self._content("input", span_sink.clipped(subject.arguments), metadata)
                 return {"name": f"mcp-tool-{name}", "as_type": "tool", **content}
             case never:
                 assert_never(never)
 
     def _generation(self, generation: spans.Generation) -> m.JsonObject:
         asks, sent = generation.asks, generation.sent
-        shown, left_out = shown_history(sent, whole=self._whole)
+        shown, left_out = span_sink.shown_history(sent, whole=self._whole)
         metadata = {
             "request": generation.request.request,
             "tools_offered": isinstance(generation.request.mode, m.OfferTools),
@@ -228,7 +216,7 @@ class _LangfuseSink(SpanSink):
                 for name, value in asks.sampling.items()
             }
             or None,
-            **self._content("input", chat_messages(shown), metadata),
+            **self._content("input", span_sink.chat_messages(shown), metadata),
         }
 
     def _ending(self, outcome: spans.Outcome | None) -> m.JsonObject:
@@ -238,13 +226,15 @@ class _LangfuseSink(SpanSink):
             case spans.EpisodeSummary():
                 return self._episode_ended(outcome)
             case m.TurnCompleted(answer=answer, kind=kind):
-                return self._content("output", clipped(answer), {"kind": kind, **_turn_facts(outcome)})
+                return self._content(
+                    "output", span_sink.clipped(answer), {"kind": kind, **_turn_facts(outcome)}
+                )
             case m.TurnFailed():
                 return {"metadata": {"kind": "failed", **_turn_facts(outcome)}}
             case spans.SessionSummary(iterations_used=iterations, tools_called=called, final_action=action):
                 summary: m.JsonObject = {"iterations_used": iterations, "tools_called": called}
                 if self._capture:
-                    summary["final_action"] = clipped(action)
+                    summary["final_action"] = span_sink.clipped(action)
                 return {"metadata": summary}
             case m.CompletionReceived(model=model, usage=usage):
                 facts: m.JsonObject = {
@@ -254,7 +244,7 @@ class _LangfuseSink(SpanSink):
                     "first_chunk_s": outcome.facts.first_chunk_s,
                 }
                 return {
-                    **self._content("output", chat_reply(outcome), facts),
+                    **self._content("output", span_sink.chat_reply(outcome), facts),
                     "model": model or None,
                     "usage_details": usage_details(usage),
                     "cost_details": None if usage.cost_usd is None else {"total": usage.cost_usd},
@@ -262,7 +252,7 @@ class _LangfuseSink(SpanSink):
             case m.ToolCallRecord(result=result, duration_s=duration_s):
                 took = None if duration_s is None else round(duration_s * 1000, 3)
                 facts = {"is_error": result.is_error, "duration_ms": took}
-                return self._content("output", clipped(result.to_dict()), facts)
+                return self._content("output", span_sink.clipped(result.to_dict()), facts)
             case never:
                 assert_never(never)
 
@@ -271,21 +261,21 @@ class _LangfuseSink(SpanSink):
         labels = {} if summary.ended is None else summary.ended.labels()
         ending: m.JsonObject = {"metadata": labels} if labels else {}
         if self._capture and summary.asked is not None:
-            ending["input"] = clipped(summary.asked.user)
+            ending["input"] = span_sink.clipped(summary.asked.user)
         if self._capture and summary.answered is not None:
-            ending["output"] = clipped(summary.answered.answer)
+            ending["output"] = span_sink.clipped(summary.answered.answer)
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
         """Return `metadata`, and `content` as `part` or, if it must not be sent, its length in `metadata`."""
         if self._capture:
             return {part: content, "metadata": metadata}
-        return {"metadata": {**metadata, f"{part}_chars": len(json_text(content))}}
+        return {"metadata": {**metadata, f"{part}_chars": len(span_sink.json_text(content))}}
 
     def _judged(self, verdict: Verdict) -> m.JsonObject:
         if verdict.level == "default":
             return {}
-        detail = clipped_text(verdict.detail, DETAIL_LIMIT) if self._capture else ""
+        detail = span_sink.clipped_text(verdict.detail, span_sink.DETAIL_LIMIT) if self._capture else ""
         return {"level": verdict.level.upper(), "status_message": detail or verdict.error_type or None}
 
 

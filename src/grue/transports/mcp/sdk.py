@@ -25,14 +25,8 @@ from grue.protocol.tools.server_tasks import TaskForm
 from grue.runtime.loops.beside_loop import BackgroundTasks
 from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task
 from grue.runtime.version import __version__
+from grue.tool_sessions import server_requests
 from grue.tool_sessions.failures import SESSION_LOST, WireFault, first_fault
-from grue.tool_sessions.server_requests import (
-    Abilities,
-    Declined,
-    ElicitationRequest,
-    Notify,
-    SamplingRequest,
-)
 from grue.transports.mcp.library_logs import library_logs_to
 from grue.transports.mcp.message_stream import MessageStream, is_closed
 
@@ -71,8 +65,8 @@ class Link:
     def __init__(
         self,
         stream: MessageStream,
-        notify: Notify,
-        abilities: Abilities,
+        notify: server_requests.Notify,
+        abilities: server_requests.Abilities,
         *,
         server: m.ServerName,
         spoken: str = "",
@@ -138,8 +132,10 @@ class Link:
             return types.ErrorData(code=_DECLINED, message=_TOO_MANY_REQUESTS)
         said = tuple((message.role, _text_of(message.content)) for message in params.messages)
         async with self._free_slots:
-            answer = await self._abilities.sample(SamplingRequest(params.system_prompt or "", said))
-        if isinstance(answer, Declined):
+            answer = await self._abilities.sample(
+                server_requests.SamplingRequest(params.system_prompt or "", said)
+            )
+        if isinstance(answer, server_requests.Declined):
             return types.ErrorData(code=_DECLINED, message=answer.reason)
         text = types.TextContent(type="text", text=answer.text)
         return types.CreateMessageResult(role="assistant", content=text, model=answer.model)
@@ -163,8 +159,8 @@ class Link:
         message = "\n".join(str(wanted[key]) for key in ("message", "url") if key in wanted)
         schema = json_object(wanted["requestedSchema"]) if "requestedSchema" in wanted else None
         async with self._free_slots:
-            answer = await self._ask_user(ElicitationRequest(message, schema, self._server))
-        if isinstance(answer, Declined):
+            answer = await self._ask_user(server_requests.ElicitationRequest(message, schema, self._server))
+        if isinstance(answer, server_requests.Declined):
             return types.ElicitResult(action="decline")
         return types.ElicitResult.model_validate({"action": "accept", "content": answer})
 
@@ -177,7 +173,9 @@ class Link:
             why = f"the host could not ask for the input that it wants: {first_fault(error)}"
             raise SdkError(types.INTERNAL_ERROR, why) from error
 
-    async def _ask_user(self, request: ElicitationRequest) -> m.JsonObject | Declined:
+    async def _ask_user(
+        self, request: server_requests.ElicitationRequest
+    ) -> m.JsonObject | server_requests.Declined:
         """Call the host's `elicit` and return its answer. A Ctrl-C during `elicit` ends the tool call.
 
         In a task of the SDK, a `KeyboardInterrupt` would stop the event loop before the session is closed. So
@@ -189,7 +187,7 @@ class Link:
             if not inspect.isawaitable(asked):
                 raise TypeError("elicit= wants a coroutine function: write async def")
             answer = await asked
-            if not isinstance(answer, dict | Declined):
+            if not isinstance(answer, dict | server_requests.Declined):
                 raise TypeError(f"elicit= returns a dict or Declined(reason), not {type(answer).__name__}")
             return answer
         except KeyboardInterrupt as error:
@@ -199,7 +197,7 @@ class Link:
         except (SystemExit, GeneratorExit, asyncio.CancelledError) as error:
             if ends_the_task(error):
                 raise
-        return Declined("")
+        return server_requests.Declined("")
 
     async def _list_roots(self, context: object) -> types.ListRootsResult:
         del context
@@ -406,7 +404,7 @@ class Subscriptions(BackgroundTasks):
     `updates_ended` reports that a stream has ended, unless the host has ended it.
     """
 
-    def __init__(self, session: ClientSession, notify: Notify) -> None:
+    def __init__(self, session: ClientSession, notify: server_requests.Notify) -> None:
         super().__init__()
         self._session = session
         self._notify = notify
@@ -493,7 +491,7 @@ _NAME_CHARS = 80
 class ParamHeaders:
     """Makes the HTTP headers (`x-mcp-header`) that servers want, and by which load balancers route."""
 
-    def __init__(self, notify: Notify) -> None:
+    def __init__(self, notify: server_requests.Notify) -> None:
         self._notify = notify
         self._marked: dict[str, dict[tuple[str, ...], str]] = {}
 
