@@ -158,7 +158,7 @@ def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
 
 
 def wait_in(words: str) -> float | None:
-    """Return the wait in seconds that an endpoint's text names, such as `in 7m12s`; `None`: no wait."""
+    """Return the wait in seconds that an endpoint's text names, such as `in 7m12s`; `None`: it names none."""
     found = re.search(_NAMED_WAIT, words, re.IGNORECASE)
     if found is not None:
         return _seconds(next(group for group in found.groups() if group))

@@ -371,7 +371,7 @@ class ChatAssembler:
 
 
 class _Calls:
-    """The tool calls of a reply. A piece names its call by index or id; else it belongs to the last call."""
+    """The tool calls of a reply. A piece without an index or id continues the last call, or begins a call."""
 
     def __init__(self) -> None:
         self.chunk = 0

@@ -249,7 +249,7 @@ class Fault(Struct, frozen=True, kw_only=True):
         reason: The reason that the user's error will have; `None`: `reason_of_fault` finds the reason.
         received: Rough size, in characters, of what had arrived of a streamed reply, which may be billed.
         used_up: Whether the time limit of the whole request (`RetryPolicy.timeout_s`) has passed.
-        remedy: What the user can do; empty for the usual advice for this reason.
+        remedy: What the user can do; empty: the user gets the usual advice for this reason.
     """
 
     kind: FailureKind

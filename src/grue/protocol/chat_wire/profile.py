@@ -75,7 +75,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             request with such a history always lists tools, if need be with `tool_choice: "none"`.
         assistant_after_results: An assistant's message must stand between tool results and a user message.
         max_description_chars: Longest description of a tool; `None` for no limit.
-        call_ids: A pattern that the ids of tool calls must match; other ids are replaced. Empty: any id.
+        call_ids: A pattern that the ids of tool calls must match; others are replaced. Empty: any id will do.
         signs_calls: The endpoint refuses a tool call without its signature. If a reply came from elsewhere,
             its first call gets a text that Google accepts instead. Only in chat completions.
         lists_parameters: Whether the endpoint's model list names each model's parameters and kinds of input.
@@ -122,7 +122,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def states_schema(self) -> bool:
-        """Whether a request without tools states the answer's schema as text. One with tools always does."""
+        """Whether a request without tools states the answer's schema as text. One with tools has to."""
         return self.ignores_schema or self.response_format != "json_schema"
 
     @property

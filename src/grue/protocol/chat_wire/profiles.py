@@ -177,7 +177,7 @@ _STEADY = re.compile(r"claude-(?:opus-4-[7-9]|[a-z]+-(?:[5-9]|[1-9]\d)(?!\d))")
 
 
 def wire_of(base_url: str) -> str | None:
-    """Return the wire format that the end of a base URL names, such as `/messages`; `None`: no format."""
+    """Return the wire format that a base URL's end, such as `/messages`, names; `None`: it names none."""
     path = urlsplit(base_url.strip()).path.rstrip("/")
     return next((each.name for each in FORMATS.values() if each.ending(path)), None)
 

@@ -336,7 +336,7 @@ class Responses(w.WireFormat):
         return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode a reply's calls, and the other items of its echo unchanged, but no reasoning at the end."""
+        """Encode a reply's calls, and its echo's other items or else its text. Drop reasoning at the end."""
         items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []

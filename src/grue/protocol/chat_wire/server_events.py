@@ -75,7 +75,7 @@ def _garbled(name: str, names: frozenset[str]) -> str:
 
 
 class EventLines:
-    """Splits bytes into events. `damage` says what is wrong with the first damaged line; empty: none is."""
+    """Splits bytes into events. `damage` says what is wrong with the first damaged line, if there is one."""
 
     def __init__(self) -> None:
         self.damage = ""

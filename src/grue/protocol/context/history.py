@@ -273,7 +273,7 @@ def _cleared(items: Items, shorter: dict[m.CallId, m.ToolMessage], texts: int) -
 
 
 def history_of(system: str, items: Iterable[m.HistoryItem | m.SystemText], ledger: Ledger) -> History:
-    """Build a history, without calls that have no answer; a result of an unknown call raises `ValueError`."""
+    """Build a history, without unanswered calls. Raises `ValueError` for a result that answers no call."""
     history = History(ledger)
     said: list[m.ConversationItem] = [m.SystemText(system)]
     for item in items:

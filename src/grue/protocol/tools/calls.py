@@ -90,7 +90,7 @@ def without_doubles(tools: Tools) -> tuple[Tools, tuple[m.ServerNoted, ...]]:
 def tool_of(
     name: str, listed: Mapping[str, m.ToolDefinition], serving_unlisted: Servers
 ) -> m.ToolDefinition | None:
-    """Return the tool that a call names: listed, or of a server in `serving_unlisted`; `None`: neither."""
+    """Return the tool that a call names, if listed or of a server in `serving_unlisted`; else `None`."""
     tool = listed.get(name)
     found = split_unlisted(name, serving_unlisted) if tool is None else None
     if found is None:

@@ -100,7 +100,7 @@ class MediaRoom:
 
 
 def text_in(mime: object, data: str) -> str | None:
-    """Return the text in base64 data; `None`: not of a textual type, not readable, or over a megabyte."""
+    """Return the text in base64 data; `None` if the type is not textual, or if it is no text or too long."""
     if not isinstance(mime, str) or not _TEXTUAL.match(mime) or decoded_bytes(data) > _MAX_TEXT_BYTES:
         return None
     try:
@@ -121,7 +121,7 @@ def decoded_bytes(base64_text: str) -> int:
 
 
 def known_bytes(data: str) -> int | None:
-    """Return the decoded size of base64 in bytes; `None`: not base64 (checked only up to a megabyte)."""
+    """Return the decoded size of base64 in bytes; `None`: it is not base64 (checked up to a megabyte)."""
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
     # Other data may be a secret, which the trace hides: a replay would compute another size.

@@ -123,7 +123,7 @@ def _poll_s(task: Mapping[str, object]) -> float:
 
 
 def seconds_in(answer: Mapping[str, object], *names: str) -> float | None:
-    """Return a time in seconds, from the first usable member of `names` (milliseconds); `None`: none is."""
+    """Return a time in seconds, from the first usable member of `names` (in ms); `None`: none is usable."""
     for name in names:
         stated = answer.get(name)
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):

@@ -74,7 +74,7 @@ def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.
 def most_usage(
     prompt_bytes: int, bytes_per_token: float, max_tokens: int | None, price: Price | None
 ) -> m.Usage:
-    """Estimate a request's tokens and cost, with `max_tokens` for its reply; `None`: without the reply."""
+    """Estimate a request's tokens and cost, with `max_tokens` for its reply; `None` leaves the reply out."""
     tokens = math.ceil(prompt_bytes / bytes_per_token)
     return with_cost(m.Usage(input_tokens=tokens, output_tokens=max_tokens or 0), None, price)
 

@@ -227,7 +227,10 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: batch_forms.BatchState, missing: set[str]) -> bool:
-        """Write the results for `missing` to `draft`, drop their ids there; return whether all are valid."""
+        """Write the results for ids in `missing` to `draft`, and remove these ids from `missing`.
+
+        Return whether all lines of the results were readable.
+        """
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             async for line in self._lines_of(state, items):

@@ -388,7 +388,7 @@ def proxy_for(url: httpx.URL) -> str | None:
 
 
 def _innermost_text(error: BaseException) -> str:
-    """Return the text of the innermost cause, often that of the operating system or the TLS library."""
+    """Return the text of the innermost cause that has one. Often it is the system's or the TLS library's."""
     words, cause = str(error), error.__cause__
     while cause is not None:
         words, cause = str(cause) or words, cause.__cause__

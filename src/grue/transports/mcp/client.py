@@ -309,7 +309,7 @@ class McpClient:
         return self._outputs.checked(tool, answer, result)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the tools if the server has announced a change; `None`: no change, or listing failed."""
+        """Return the tools if the server has announced a change, and lists them; otherwise `None`."""
         from grue.transports.mcp import sdk
 
         link = self._link

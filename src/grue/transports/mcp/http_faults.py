@@ -101,7 +101,7 @@ def _credentials(challenge: str) -> str:
 
 
 def sse_also_refused(declined: WireFault | None, fault: WireFault) -> WireFault:
-    """Return the fault of an address that refuses SSE; `declined`: why it had refused Streamable HTTP."""
+    """Return the fault of an address that refuses SSE. `declined`: its refusal of Streamable HTTP, if any."""
     if declined is None or declined.cause == fault.cause:
         return fault
     cause = f"{declined.cause}; over the older SSE transport: {fault.cause}"

@@ -191,7 +191,7 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode a tool result (large parts stay JSON text) or an error; refuse others. `None`: not an answer."""
+    """Decode a tool result (large parts stay JSON text) or an error; refuse other answers; else `None`."""
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):

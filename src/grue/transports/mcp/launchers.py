@@ -318,7 +318,7 @@ async def node_too_old(
 
 
 def oldest_allowed(wanted: str) -> Version | None:
-    """Return the oldest version that a range such as `>=18.17 <21 || ^22` allows; `None`: no lower bound."""
+    """Return the oldest version that a range like `>=18.17 <21 || ^22` allows; `None`: it states none."""
     lowest = []
     for alternative in wanted.split("||"):
         found = [match for match in _COMPARATOR.finditer(alternative) if "<" not in match["sign"]]
@@ -337,7 +337,7 @@ def _version(text: str) -> Version:
 
 @_if_readable
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
-    """Return a name for the package that a command runs, and its `engines.node`; `None`: unknown."""
+    """Return a name for the package that a command runs, and its `engines.node`; `None` if not known."""
     program = PurePath(server.command).name
     if program in _RUNNERS:
         package = _without_version(next(_packages(server.args, _WORDS), ""))

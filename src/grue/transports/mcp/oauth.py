@@ -229,7 +229,10 @@ class Authorizer:
         self._redaction = Redaction()
 
     async def token(self) -> str:
-        """Return the token for a request, renewed if it expires soon and can be renewed; empty: no token."""
+        """Return the token for a request, renewed if it expires soon and can be renewed; or an empty text.
+
+        Raises `AuthorizationRefused` if tokens cannot be read or stored.
+        """
         if not self._loaded:
             self._use(await self._load())
         record = self._record

@@ -31,7 +31,7 @@ def require_mcp() -> None:
 
 
 def _version_by_folder() -> str:
-    """Return the version in the metadata folder's name; empty: not found. `importlib.metadata` is slow."""
+    """Return the version in the metadata folder's name; empty if none. `importlib.metadata` is slow."""
     for place in sys.path:
         with contextlib.suppress(OSError):  # this user may not read the folder
             for folder in Path(place).glob("mcp-*.dist-info"):

@@ -66,7 +66,7 @@ class _Schemas:
             del self._checks[name]
 
     def fault(self, tool: str, value: object) -> str | None:
-        """Return the first fault of a tool's arguments or result; `None`: no fault, or not checked."""
+        """Return the first fault of a tool's arguments or result; `None`: it has none, or is not checked."""
         check = self._check(tool)
         try:
             return None if check is None else check(value)
