@@ -110,11 +110,11 @@ def check_settings(
 ) -> None:
     """Check the types of a user's settings, and that their numbers are finite and not negative.
 
-    A list becomes a tuple where a tuple is declared; a number or text of another library, such as numpy's
-    float64, becomes Python's own. Only the fields in `only` are checked (empty: all). Numbers of fields in
-    `above_0` may not be 0, and numbers of fields in `any_number` may have any value. A wrong value raises
-    `MCPConfigError`, whose text shows the value only if it is a number, or, with `show_words`, if one of a
-    few words is expected.
+    A list becomes a tuple where a tuple is declared, and a path becomes a text; a number or text of another
+    library, such as numpy's float64, becomes Python's own. Only the fields in `only` are checked (empty:
+    all). Numbers of fields in `above_0` may not be 0, and numbers of fields in `any_number` may have any
+    value. A wrong value raises `MCPConfigError`, whose text shows the value only if it is a number, or, with
+    `show_words`, if one of a few words is expected.
     """
     kind = type(settings)
     for name, default in _defaults(kind):

@@ -275,7 +275,7 @@ class Runner(AsyncToolAccess, Closing):
         With `keep="nothing"` this is one `anyio.run`, unless turns from `start_turn` run. When it returns or
         raises, no process of this turn is alive. With any other `keep` the turn runs in the episode's loop.
         With `keep="loop"` and a `start` in advance (`after_turn`, `beside_turn`), the turn's server processes
-        are ended in the background, before the next turn's first tool call.
+        are ended in the background, at the latest before the next turn's first tool call, or before its end.
 
         A call inside a running event loop blocks that loop; outside of notebooks, it warns. If one of the
         program's signal handlers raises an exception during the turn, the turn ends.

@@ -318,8 +318,8 @@ class KeptConversation:
         `resumed`: go on with the parked turn `number`. `trace`: where a later process can go on with the
         turn; `None`: a resumed turn keeps its trace, and a new one cannot be resumed. `recorded`: the trace
         that gets the results of the turn's tool calls. `plain`: as `RunTurn.plain_results`. Raises
-        `ConversationParked` if a turn is parked and a new one is to begin, and `ConversationError` if
-        `number` is not parked.
+        `ConversationParked` if a turn is parked and a new one is to begin, and `ConversationError` if the
+        turn to resume is not parked.
         """
         with self.held():
             self._require_saved()
@@ -678,7 +678,7 @@ def taken_up(
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
-    """Return `command`, if it has a context policy, with earlier entries' tokens and the bytes per token."""
+    """Return `command`. If it has a context policy, add the tokens of `entries` and the bytes per token."""
     if command.context is None or not entries:
         return command
     # Limit the ratio, because an endpoint can report any number of tokens.

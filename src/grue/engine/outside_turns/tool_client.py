@@ -53,7 +53,7 @@ class ToolClient(ToolAccess):
         servers: The tool servers by name, as for a `Runner`.
         limits: Only the start-up limits and `tool_call_timeout_s` are used.
         recorder: Records the sessions' messages; `None`: they are not recorded.
-        process_limits: How server processes are ended.
+        process_limits: How server processes are ended, and how large their messages may be.
         elicit: Asks the user a server's question, in the sessions' event loop; `None`: every question is
             declined.
         max_reconnects: How often each server that has died is connected again, before the next call to it;
