@@ -230,8 +230,9 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         settlement: `returned` (with a result or an error), `timed_out`, `died` (the server, during the call),
             `skipped` (not sent by this process), `rejected` (never sent: the tool is unknown or has changed,
-            or the arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or by a
-            person), `interrupted` (sent by a process that was killed: the call may have taken effect).
+            or the arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or a
+            person, or nobody has answered the question), `interrupted` (sent by a process that was killed:
+            the call may have taken effect).
         iteration: How many replies to requests with tools had tool calls, up to the reply with this call.
         duration_s: How long the call took; `None`: not sent, or `interrupted`.
         changed_arguments: The arguments that were sent instead of `arguments`, because a person changed them.
@@ -855,7 +856,7 @@ class ServerSampled(Message, frozen=True, kw_only=True):
 
 
 class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
-    """llm: a model gave no reply, or takes no tools. This and the turn's later requests go to another model.
+    """llm: a model gave no whole reply, or takes no tools. This and later requests go to another model.
 
     `ThoughtsDropped` may follow, because the new model may be unable to read earlier thoughts.
 
@@ -1395,7 +1396,10 @@ class ToolRejected(TurnNote, frozen=True, kw_only=True):
 
 
 class ToolDenied(TurnNote, frozen=True, kw_only=True):
-    """agent: a call was not sent, because the policy or a person denied it. The model is sent `reason`."""
+    """agent: a call was not sent: the policy or a person denied it, or nobody answered the question about it.
+
+    The model is sent `reason`.
+    """
 
     batch: BatchId
     call_id: CallId

@@ -142,7 +142,8 @@ def with_settings(
 ) -> dict[m.ServerName, ToolServer]:
     """Return the servers, with `start` where their own option is `None`.
 
-    Raises `MCPConfigError` if `limits` or `policy` names a server that `servers` lacks, unless it is empty.
+    Raises `MCPConfigError` if `limits` or `policy` names a server that is not in `servers`, unless there are
+    no servers.
     """
     named = (
         ("FailurePolicy", "first_connects", policy.first_connects if policy else {}),
