@@ -52,7 +52,7 @@ _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"}
 
 _MOST_ENDLESS = 2  # how many replies of one completion may run into their time limit
 _LEAST_OF_LIMIT = 4
-"""The token limit of a reply is lowered to no less than a fourth: with less, an answer would be cut."""
+"""The token limit of a reply is lowered to no less than a fourth: with less, many answers would be cut."""
 
 
 class CutReply(Struct, frozen=True):
@@ -293,7 +293,7 @@ class Breaker(Struct, frozen=True):
 
 
 def moves_on(failure: m.LlmFailure) -> bool:
-    """Return whether to ask another model: this one was unavailable or slow, or its reply broke."""
+    """Return whether to ask another model: this one was unavailable or slow, or its reply was broken."""
     return failure.kind in _CANNOT_BE_ASKED
 
 

@@ -501,7 +501,7 @@ class LlmEndpoint:
 
     @property
     def price(self) -> Price | None:
-        """The price that the user has set for the model; that of batches if the turn uses them; or `None`."""
+        """The user's price for the model (in batches, if the turn uses batches); `None`: no price is set."""
         price = price_of(self.settings.prices, self.settings.model)
         return price.in_batches if price is not None and current_room() is not None else price
 

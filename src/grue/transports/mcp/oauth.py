@@ -110,8 +110,8 @@ def adapted(
 
     The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only. So
     an issuer is changed to the form that it has in `issuers`. Of several authorization servers the SDK takes
-    the first, so a `configured` issuer is moved to the front. Metadata of any other issuer than `configured`
-    raises `AuthorizationRefused`. A huge lifetime is limited, because the SDK cannot compute with it.
+    the first, so a `configured` issuer is moved to the front; then metadata of any other issuer raises
+    `AuthorizationRefused`. A huge lifetime is limited, because the SDK cannot compute with it.
     """
     try:
         said = msgspec.json.decode(answer.content)
@@ -229,7 +229,7 @@ class Authorizer:
         self._redaction = Redaction()
 
     async def token(self) -> str:
-        """Return the token for a request, renewed if it expires soon and can be renewed; or an empty text.
+        """Return the token for a request, renewed if it expires soon and if possible; empty: there is none.
 
         Raises `AuthorizationRefused` if tokens cannot be read or stored.
         """

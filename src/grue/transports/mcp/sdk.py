@@ -259,7 +259,7 @@ class Link:
 
     @property
     def task_form(self) -> TaskForm | None:
-        """The form of tasks: `extension` from MCP 2026-07-28 on, else `experimental`, or `None` if none."""
+        """The form of tasks: `extension` from MCP 2026-07-28 on, else `experimental`; `None`: no tasks."""
         if self._session.protocol_version in MODERN_PROTOCOL_VERSIONS:
             return "extension"
         offered = self._session.server_capabilities
