@@ -198,7 +198,10 @@ def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
 
 
 def read_ledger(folder: FleetFolder) -> Amount:
-    """Sum up a ledger; raises `FleetError`. A request without a `settled` line costs its reservation."""
+    """Sum up a ledger. A request without a `settled` line costs its reservation.
+
+    Raises `FleetError` if the ledger is damaged or cannot be read.
+    """
     open_: dict[str, Amount] = {}
     spent = Amount()
     for line in _lines(folder.path / LEDGER):

@@ -7,7 +7,7 @@ otherwise the episode fails.
 
     DIR/ab/ID/requests.jsonl   the requests of the episode ID, whose first two digits are `ab`
     DIR/ab/ID/replies.jsonl    their replies
-    DIR/batches/MODEL/         the requests of all episodes, see `transports/llm/batch_folder.py`
+    DIR/batches/MODEL/         all episodes' requests to a model, see `transports/llm/batch_folder.py`
 """
 
 import asyncio
@@ -321,7 +321,10 @@ def _has_result(episode: EpisodeFolder) -> bool:
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:
-    """Return a file's lines, without a last one that a kill cut short; `[]`: no file. Raises `FleetError`."""
+    """Return a file's lines, without a last one that a kill has cut short; `[]`: the file is missing.
+
+    Raises `FleetError` if the file is damaged or cannot be read.
+    """
     try:
         written = read_regular(path)
         whole = written[: written.rfind(b"\n") + 1]

@@ -71,7 +71,10 @@ class Cell(Struct, frozen=True):
 
     @classmethod
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
-        """Parse `DIR` or `DIR:SETTING=VALUE,...` (without `DIR`: `other`'s folder); raises `FleetError`."""
+        """Parse `DIR` or `DIR:SETTING=VALUE,...`. Without `DIR`, the folder is that of `other`.
+
+        Raises `FleetError` if the folder is not a fleet's.
+        """
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
         fleet = other.fleet if other is not None and not place else Path(place)

@@ -125,7 +125,10 @@ def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
 
 
 def read_said(trace: Path) -> tuple[str, str]:
-    """Return the last question and its answer, each cut to 2**20 characters; raises `TraceError`."""
+    """Return the last question and its answer, each cut to 2**20 characters.
+
+    Raises `TraceError` if the trace is missing or damaged.
+    """
     question = answer = ""
     for line in open_episode(trace).lines():
         if line.tag == "RunTurn":

@@ -418,7 +418,10 @@ def _add_course(row: EpisodeRow, course: Course | None) -> None:
 
 
 def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
-    """Write the tables as Parquet files into the folder `target`; raises `FleetError`. Needs DuckDB."""
+    """Write the tables as Parquet files into the folder `target`. Needs DuckDB.
+
+    Raises `FleetError` if a file cannot be written or DuckDB fails.
+    """
     _folder(target)
     with _Tables(TABLES) as tables:
         # Use views, so that the rows are not held in memory. Each view is read only once.
@@ -444,9 +447,10 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = ()) -> Answer:
-    """Run a query on the tables `episodes`, `turns`, `calls`, `requests`; raises `FleetError`. Needs DuckDB.
+    """Run a query on the tables `episodes`, `turns`, `calls` and `requests`. Needs DuckDB.
 
     The tables that the query names get the rows of the given episodes, and those in the folders `exported`.
+    Raises `FleetError` if DuckDB refuses the query, for example.
     """
     named = set(_WORDS.findall(sql.lower()))
     wanted = {name: kind for name, kind in TABLES.items() if name in named}
@@ -549,7 +553,10 @@ def _folder(target: Path) -> None:
 
 
 def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write the samples into `samples.jsonl` in `target`, with `score` as reward; raises `FleetError`."""
+    """Write the samples, with `score` as reward, into `samples.jsonl` in `target`.
+
+    Raises `FleetError` if the file cannot be written.
+    """
     done = Exported(rows={"samples": 0})
     _folder(target)
     with os_errors_as(FleetError, f"write {target / SAMPLES}"), replacing(target / SAMPLES) as file:

@@ -143,10 +143,12 @@ _OPERATORS: dict[str, Callable[[str, str], bool]] = {
 
 
 def condition(written: str) -> Callable[[TurnToFork], bool]:
-    """Parse a condition, such as `outcome = forced and tool ~ shop`, into a test; raises `FleetError`.
+    """Parse a condition, such as `outcome = forced and tool ~ shop`, into a test.
 
     A part about `tool` or `error` is true if it is true for one of the turn's calls; with `!=`, for all
     calls. A tool may be named with or without the prefix `mcp.`, which agent loops add.
+
+    Raises `FleetError` if a part is not `NAME OP VALUE`, or its operator or value does not fit the attribute.
     """
     parts = [_CONDITION.fullmatch(part) for part in written.split(" and ")] if written.strip() else []
     checks = []

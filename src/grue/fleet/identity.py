@@ -34,7 +34,10 @@ class Case(Struct, frozen=True, kw_only=True):
 
 
 def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) -> str:
-    """Return the id of a case's episode; `files`: the digests of its files. Raises `FleetError`."""
+    """Return the id of a case's episode. `files`: the SHA-256 of the case's files, by setting.
+
+    Raises `FleetError` if a setting seems to be a secret, or the settings are not JSON or too large.
+    """
     for name, value in case.settings.items():
         secret = _secret_name(name, value)
         if secret:

@@ -109,7 +109,10 @@ _LINES = msgspec.json.Decoder(_IndexLine)
 
 
 def results(fleet: Path) -> Iterator[Result]:
-    """Yield a `Result` for each episode that a fleet has begun, sorted by id; raises `FleetError`."""
+    """Yield a `Result` for each episode that a fleet has begun, sorted by id.
+
+    Raises `FleetError` if the folder is not a fleet's.
+    """
     require_fleet(fleet)
     known, read = _read_index(fleet / INDEX), []
     for episode in FleetFolder(fleet).episodes():

@@ -225,7 +225,10 @@ class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_scoring(written: str) -> Scoring:
-    """Read scorers from a TOML file, or the one that `module:function` names; raises an `MCPError`."""
+    """Read scorers from a TOML file, or make one of `module:function`.
+
+    Raises an `MCPError` if the file cannot be read, or a scorer or a limit cannot be used.
+    """
     if not written.endswith(".toml") and ":" in written:
         scoring = Scoring(scorer={written.rpartition(":")[2]: Scorer(function=written)})
     else:
