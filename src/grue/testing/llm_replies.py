@@ -23,8 +23,8 @@ class LlmReply(Struct, frozen=True, kw_only=True):
     """A reply of the scripted server.
 
     Attributes:
-        body: A chat completion or an error in OpenAI's shape, sent in the format of the request; any other
-            body is sent unchanged.
+        body: A chat completion or an error in OpenAI's shape, sent in the format of the request. Any other
+            body is not translated.
         then: What to do after sending: `keep` the connection, `hang` (send nothing more until the server
             closes), `drop` (close the connection), or `reset` it.
         after: Fraction of the body to send before `then`, from 0 to 1; in a stream, the fraction of its
