@@ -115,7 +115,7 @@ def test_nothing_is_written_before_somebody_agrees(tmp_path: Path) -> None:
     refused = grue("add", str(path), cwd=tmp_path)
     assert refused.returncode == 2
     assert "runs     " in refused.stdout
-    assert "Nothing was written. If that is what you want, add --yes." in refused.stderr
+    assert "Nothing was written. To go on without being asked, add --yes." in refused.stderr
     assert [each.name for each in tmp_path.iterdir()] == ["mind.mcpb"]
 
 
@@ -308,7 +308,7 @@ def test_a_bundle_that_a_registry_names_is_downloaded_if_its_digest_holds(tmp_pa
         promised = {"identifier": f"{url}/mind.mcpb", "fileSha256": digest}
         unasked = add(promised)
         assert f"download {url}/mind.mcpb" in unasked.stdout
-        assert "Nothing was downloaded. If that is what you want, add --yes." in unasked.stderr
+        assert "Nothing was downloaded. To go on without being asked, add --yes." in unasked.stderr
         assert len(asked) == 1
         for package, problem in [
             ({"identifier": f"{url}/mind.mcpb"}, "has no digest of its bundle (fileSha256)"),

@@ -568,7 +568,7 @@ def _require_consent(adding: Adding, question: str, otherwise: str) -> None:
     if adding.yes:
         return
     if not _at_a_terminal():
-        raise MCPConfigError(f"{otherwise} If that is what you want, add --yes.")
+        raise MCPConfigError(f"{otherwise} To go on without being asked, add --yes.")
     # What was typed before now is no answer: the person had not seen what will run.
     forget_typed(sys.stdin)
     if not typer.confirm(question, default=False):

@@ -464,8 +464,7 @@ def run(
     model: str | None = opt.model(f"model.name in AGENT.yaml, else {opt.DEFAULT_MODEL}"),
     base_url: str | None = opt.base_url(f"model.base_url in AGENT.yaml, else {opt.DEFAULT_URL}"),
     run_dir: Path | None = opt.run_folder(
-        "the trace and the logs are written. If the result of a tool is shortened for the model, the "
-        "full one is written there too."
+        "the trace, the logs and the full results of MCP tools are written."
     ),
     resume: Path | None = opt.resume("task", "the options below"),
     stream: bool = opt.STREAM,
@@ -592,8 +591,8 @@ def fork(
 
 @app.command()
 def runs(
-    folder: Path = typer.Argument(
-        Path("runs"),
+    folder: Path | None = typer.Argument(
+        None,
         metavar="FOLDER",
         help="A folder that holds run folders or trace files.",
         show_default="runs and the working directory; with --html or --open only runs",
@@ -607,16 +606,17 @@ def runs(
 ) -> None:
     """List the recorded episodes in a folder, newest first.
 
-    If the folder has a subfolder called runs, the episodes in there are listed
-    too.
+    Each line has the run folder, when its trace was last written, and usually how
+    the episode ended. If the folder has a subfolder called runs, the episodes in
+    there are listed too. Those of a fleet are not listed: see `grue fleet`.
     """
     from grue.cli.hosts import load_hosts
-    from grue.cli.runs import list_runs, write_runs
+    from grue.cli.runs import RUNS, list_runs, write_runs
 
     take_interrupts()
     if html or open_browser:
         load_hosts()
-        write_runs(folder, open_browser)
+        write_runs(folder or RUNS, open_browser)
     else:
         list_runs(folder)
 

@@ -94,7 +94,8 @@ def run(
     """Run the episodes of a sweep that have no result yet. After a stop, the same command continues.
 
     An episode is one call of the sweep's function. Its result is what the
-    function returns, or the error that it raises.
+    function returns, or the error that it raises. While episodes run, the command
+    shows the progress: at a terminal in rows that change, else as lines of JSON.
 
     An episode has no result if its worker process was killed, or if a server or
     the model could not be reached. It is then tried again, up to three times in
@@ -237,7 +238,8 @@ def fork(
 def status(directory: Path = _DIRECTORY, as_json: bool = opt.JSON) -> None:
     """Print how many episodes of a fleet's latest sweep are done. The sweep may still be running.
 
-    The latest sweep is the one that was run last in this folder.
+    The latest sweep is the one that was run last in this folder. The command also
+    prints what all runs in this folder have cost so far.
     """
     from grue.cli.fleet_view import print_status
 
@@ -265,9 +267,9 @@ def table(
     """Print a table with a row per combination of settings: mean scores and standard errors.
 
     Only episodes of the latest sweep count (the sweep that was run last in this
-    folder), and of these only episodes with a score. A line below the table
-    counts the episodes that failed and so have no score. Each row names one of
-    its episodes, for `grue fleet show`.
+    folder), and of these only episodes with a score. Lines below the table count
+    the episodes without one, such as those that failed. Each row names one of its
+    episodes, for `grue fleet show`.
     """
     from grue.cli.fleet_view import print_table
 
@@ -353,7 +355,8 @@ def compare(
 
     The command prints the mean of these differences with its 95 % confidence
     interval. The interval needs numpy and scipy, and at least 15 cases. Without
-    it, a sign test decides whether B is better.
+    it, a sign test decides whether A or B is better. The command also compares
+    tokens, requests, turns and seconds, and names the cases that differ most.
 
     If each case was run N times (repetitions in SWEEP.toml), its scores are
     averaged. Two more figures are compared: pass@N, the chance that at least one
@@ -469,7 +472,7 @@ def report(
     failed_as: float | None = _FAILED_AS,
     lower_is_better: bool = _LOWER_IS_BETTER,
     by: str | None = _by("Show the scores", "12 combinations"),
-    out: Path | None = opt.out("DIR/report.html"),
+    out: Path | None = opt.out("DIR/report.html", "; an existing report is replaced"),
     open_browser: bool = opt.OPEN_PAGE,
 ) -> None:
     """Write an HTML page about the latest sweep: costs, cases, failures, episodes, scores by settings.
@@ -508,7 +511,12 @@ def export(
         "atif: one trajectory per episode, in Harbor's format ATIF.",
     ),
     out: Path | None = typer.Option(
-        None, "--out", "-o", metavar="FOLDER", help="The folder to write into.", show_default="DIR/export"
+        None,
+        "--out",
+        "-o",
+        metavar="FOLDER",
+        help="The folder to write into. Files with the same names are replaced.",
+        show_default="DIR/export",
     ),
     score: str = typer.Option(
         "score", metavar="NAME", help="Name of the score that becomes the reward in samples and atif."

@@ -49,7 +49,10 @@ def turn_timeout(then: str) -> Any:
 def run_folder(written: str) -> Any:
     """Return the option `--run-dir`. `written`: which files are written there."""
     return typer.Option(
-        None, metavar="FOLDER", help=f"Run folder: where {written}", show_default="a new folder in runs"
+        None,
+        metavar="FOLDER",
+        help=f"Run folder: where {written} It must not have a trace.jsonl yet.",
+        show_default="a new folder in runs",
     )
 
 
@@ -73,8 +76,8 @@ def out(default: str, condition: str = "") -> Any:
 LANGFUSE = typer.Option(
     False,
     "--langfuse",
-    help="Also send the trace to Langfuse; needs the package langfuse, and LANGFUSE_PUBLIC_KEY and "
-    "LANGFUSE_SECRET_KEY in the environment.",
+    help="Also send the trace to Langfuse. If LANGFUSE_PUBLIC_KEY or LANGFUSE_SECRET_KEY is not set in the "
+    "environment, nothing is sent. Needs the package langfuse.",
 )
 OTEL = typer.Option(
     False,
@@ -110,7 +113,7 @@ DOCTOR_URL = base_url(f"client_base_url {_LLM} as said above, else {DEFAULT_URL}
 STREAM = typer.Option(
     False, "--stream", help="Request the model's replies as streams, and show their text while it arrives."
 )
-QUIET = typer.Option(False, "--quiet", "-q", help="Print only the result.")
+QUIET = typer.Option(False, "--quiet", "-q", help="Print only how it ended, and where the trace is.")
 JSON_LINES = typer.Option(False, "--json", help="Print JSON instead of text, one object per line.")
 JSON = typer.Option(False, "--json", help="Print JSON instead of text.")
 OPEN_PAGE = typer.Option(False, "--open", help="Open the page in a browser.")

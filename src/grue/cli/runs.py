@@ -31,12 +31,12 @@ class _Result(Struct):
     duration_s: float | None = None
 
 
-def list_runs(folder: Path) -> None:
+def list_runs(folder: Path | None) -> None:
     """Print the episodes in `folder` and its subfolder `runs`, latest first.
 
-    If `folder` is `runs`, the working directory takes the place of the subfolder.
+    `None`: those in `runs` and the working directory.
     """
-    found = _episodes(folder, Path() if folder == RUNS else folder / RUNS)
+    found = _episodes(RUNS, Path()) if folder is None else _episodes(folder, folder / RUNS)
     width = max(len(shown_path(path)) for path in found)
     readable = _MOST_READ_BYTES
     for path in found:

@@ -15,8 +15,9 @@ one, a server can do all that you can. To give a server a sandbox, add a key
 to its entry in mcp_config.json, such as "sandbox": "files". The value is a
 preset, or an object such as `grue sandbox learn` prints. The presets are:
 
-pure: the program can read what it is made of, such as the interpreter and
-installed packages, and read and write a scratch folder. It has no network.
+pure: the program can read its own files, such as the interpreter and
+installed packages, and the system's programs, libraries and certificates. It
+can read and write a scratch folder. It has no network.
 
 files: like pure, and the program can read and write its working directory.
 
@@ -90,14 +91,14 @@ def sandbox_learn(
 
     The server is started, and runs without a sandbox. To watch it, grue needs
     Linux 5.9 or later. Without --trace, the calls are read from standard input,
-    one per line:
+    one per line, without the server's name:
     read_file {"path": "notes.txt"}
 
-    The command prints {"sandbox": ...}. Copy what is between the outer braces
-    into the server's entry in mcp_config.json. Check it before you copy it. It
-    permits reading a whole folder if the server has read six or more of its
-    files, or a single file if it is a folder of packages, such as node_modules
-    (but never all of /tmp or of your home folder).
+    The command prints {"sandbox": ...}. Check it, and copy what is between the
+    outer braces into the server's entry in mcp_config.json. It permits reading a
+    whole folder if the server has listed it or read six of its files. In a folder
+    of packages, such as node_modules, one file is enough. It never permits
+    reading all of /tmp or of your home folder.
 
     The exit status is 1 if a call fails.
     """

@@ -128,10 +128,11 @@ def trace_cache(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
     A provider's prompt cache can serve the beginning of a prompt, as far as it is
-    the same as that of an earlier prompt. If a request does not repeat all of the
-    most similar earlier prompt, it breaks off: the command names the first
-    difference, and the message that caused it. The last three columns of the
-    table are:
+    the same as that of an earlier prompt. A request should repeat all of an
+    earlier prompt of its conversation. A conversation's first request should
+    repeat the tools and the system prompt of another conversation's. If a request
+    does not, it breaks off: the command names the first difference, and the
+    message that caused it. The last three columns of the table are:
 
     repeats: how much of the prompt a cache could serve.
 
@@ -188,7 +189,8 @@ def trace_html(
         None, metavar="OTHER", help="A second trace, to show beside the first.", show_default="none"
     ),
     out: Path | None = out(
-        "trace.html beside the trace.jsonl; with OTHER: comparison.html beside OTHER's trace.jsonl"
+        "trace.html beside the trace.jsonl; with OTHER: comparison.html beside OTHER's trace.jsonl",
+        "; a file that you name is replaced if it exists",
     ),
     open_browser: bool = OPEN_PAGE,
 ) -> None:
@@ -344,7 +346,8 @@ def trace_to_test(
 
     In the test, the model gives its recorded replies. The test asserts that the
     turn makes the recorded tool calls and gives the recorded answer. The command
-    runs the test once, and its exit status is 1 if the test fails.
+    runs the test once. If the test fails, the file remains, and the exit status
+    is 1. Some turns cannot become a test, such as one in which the model failed.
     """
     from grue.cli.trace_to_test import to_test
 

@@ -48,6 +48,21 @@ def test_a_folder_that_cannot_be_read_is_named(closed: Path) -> None:
         list_runs(closed)
 
 
+def test_only_without_a_folder_the_working_directory_is_listed_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in (tmp_path / "runs/one", tmp_path / "beside"):
+        run.mkdir(parents=True)
+        (run / TRACE_FILE).write_bytes(b'{"trace":"grue","format":2,"episode":"one","started_at":0}\n')
+    monkeypatch.chdir(tmp_path)
+    list_runs(None)
+    assert "beside" in capsys.readouterr().out
+    list_runs(Path("runs"))
+    listed = capsys.readouterr().out
+    assert "runs/one" in listed
+    assert "beside" not in listed
+
+
 @pytest.mark.slow
 def test_no_more_of_a_file_is_read_than_tells_a_trace(tmp_path: Path) -> None:
     other, trace = tmp_path / "other.jsonl", tmp_path / "trace.jsonl"
