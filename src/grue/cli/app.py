@@ -400,7 +400,12 @@ def chat(
     resume: Path | None = opt.resume(
         "chat", "--turn-timeout and --quiet", ", but a model chosen by /model is kept"
     ),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="In a pipe, print only answers and errors."),
+    quiet: bool = typer.Option(
+        False,
+        "--quiet",
+        "-q",
+        help="In a pipe, print only answers, errors, and what commands such as /cost print.",
+    ),
     learn: str | None = typer.Option(
         None,
         metavar="SERVER",
@@ -553,7 +558,7 @@ def fork(
         help="What to do about a tool call that has no recorded result:\n\n"
         "fail: let the fork fail.\n\n"
         "call: call the tool.\n\n"
-        "ask: ask you at the terminal whether to call it.",
+        "ask: ask you at the terminal whether to call it. Without a terminal, the same as `fail`.",
     ),
     mcp_config: Path | None = typer.Option(
         None,

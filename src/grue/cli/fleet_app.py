@@ -260,7 +260,7 @@ def _by(what: str, most: str) -> Any:
 @fleet_app.command()
 def table(
     directory: Path = _DIRECTORY,
-    by: str | None = _by("Print a row", "24 rows"),
+    by: str | None = _by("Print a row", "24 rows, unless with --json"),
     every: bool = typer.Option(False, "--all", help="Also count episodes that are not in the latest sweep."),
     as_json: bool = opt.JSON,
 ) -> None:

@@ -92,7 +92,7 @@ def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -
 def print_table(
     directory: Path, by: Sequence[str] | None, *, as_json: bool, everything: bool = False
 ) -> None:
-    """Print mean scores, one row per combination of the settings `by`; `None`: of those that differ."""
+    """Print mean scores, one row per combination of the settings `by`; `None`: of settings that differ."""
     _, manifest = _opened(directory)
     found, earlier = (list(results(directory)), 0) if everything else latest_results(directory)
     require_settings(found, by or ())
@@ -254,7 +254,7 @@ def print_failures(
     as_json: bool,
     show_all: bool,
 ) -> None:
-    """Print the failed episodes, grouped by what went wrong, each group with commands that open traces."""
+    """Print the failed episodes, grouped by what went wrong, each group with commands that show them."""
     require_fleet(directory)
     latest, earlier = latest_results(directory)
     lacking = require_score(latest, score)
