@@ -241,7 +241,8 @@ def init(
     The program, agent.py, asks a model a question. The model may use the tools
     of the MCP servers in mcp_config.json. The model is one of OpenRouter, or one
     of Ollama if that runs on this machine and no API key for OpenRouter is set.
-    The test, test_agent.py, needs no network and no API key.
+    The test, test_agent.py, needs no network and no API key. The command prints
+    what was written, and what to do next.
     """
     from grue.cli.init import start_project
 

@@ -443,7 +443,7 @@ def failures(
     ),
     as_json: bool = opt.JSON,
 ) -> None:
-    """Group the failed episodes by what went wrong, and print commands that show their traces.
+    """Group the failed episodes by what went wrong, and print commands that show them.
 
     An episode has failed if its score does not pass, or if it has begun and has
     no score. For example, an episode has no score if the sweep's function raised
