@@ -410,7 +410,7 @@ def _items(section: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _described_in(block: Iterable[str], item: re.Pattern[str], indent: int) -> Iterator[tuple[str, str]]:
-    """Yield names and descriptions. Each begins with a line like `item` that is indented by `indent`."""
+    """Yield names and descriptions. Each begins with a line that `item` matches, indented by `indent`."""
     names, texts = list[str](), list[str]()
     for line in block:
         found = item.fullmatch(line.strip()) if line.strip() and _indent(line) == indent else None

@@ -74,7 +74,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 
 
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the variables that seem to hold a secret, or have the value of a key of `host`."""
+    """Return the names of variables that seem to hold a secret, or have the value of grue's key in `host`."""
     keys, values = OWN_KEYS, _own_values(host)
     return tuple(
         sorted(
@@ -111,7 +111,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
         exclude: Names or patterns of the tools not to offer, even if `include` names them.
         required: What happens if the first connect of an episode fails. `True`: the turn ends with an error.
-            `False`: the episode goes on without the server. `None`: as the turn's `FailurePolicy` says.
+            `False`: the turn goes on without the server. `None`: as the turn's `FailurePolicy` says.
         check_arguments: Whether a call that the tool's input schema refuses is answered with an error instead
             of being sent. Switch it off for a server whose schemas are wrong.
         start: When the server starts, one of `StartWhen`; `None`: as the runner's `start` says.

@@ -58,9 +58,10 @@ class ShellTool(Struct, HostTools, frozen=True, kw_only=True):
 
     Attributes:
         folder: Working directory of every command.
-        commands: The programs that may be run: a name on the PATH, or a path. An entry that is a list has to
-            match the first arguments too. `any` allows everything. A program that starts others, such as
-            `env`, `find`, `xargs` or an interpreter, allows everything too.
+        commands: The programs that may be run: a name on the PATH, or a path; a relative one begins at
+            `folder`. An entry that is a list has to match the first arguments too. `any` allows everything. A
+            program that starts others, such as `env`, `find`, `xargs` or an interpreter, allows everything
+            too.
         shell: Whether the model passes a string for `/bin/sh`, which can start any program. So this needs
             `commands="any"`.
         inherit: Names of the host's environment variables that a command gets. No others are inherited.

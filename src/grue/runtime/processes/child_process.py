@@ -141,7 +141,7 @@ class ChildProcess:
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return sentences about accesses that the sandbox has refused, as `ProcessGroup.refusals` does."""
+        """Return sentences about accesses that the sandbox seems to have refused; see `ProcessGroup`."""
         return self._group.refusals(text, died=died)
 
     async def wait_exit(self) -> ServerExit:

@@ -181,7 +181,7 @@ class ProcessGroup:
         return _fileno(self._leader.stderr)
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return up to five sentences about accesses that the leader's box (its sandbox) has refused.
+        """Return up to five sentences about accesses that the leader's box (a sandbox) seems to have refused.
 
         `text`: what the leader wrote. `died`: the leader itself has failed, and not only a tool call.
         """

@@ -1,8 +1,8 @@
 """Replace secrets by stable placeholders, in the JSON of messages and in plain text.
 
-A message without secrets costs a few searches for bytes and stays as it is. A long message is searched in
-pieces of a few milliseconds each. All searches take linear time and constant memory: no regular
-expression here backtracks far. Secrets are found in bytes, and replacing them must leave valid JSON.
+A message without secrets usually costs only a few searches for bytes. A long message is searched in pieces of
+a few milliseconds each. All searches take linear time and constant memory: no regular expression here
+backtracks far. Secrets are found in bytes, and replacing them must leave valid JSON.
 """
 
 from __future__ import annotations
