@@ -65,7 +65,12 @@ Idle ─▶ AwaitingSupport ─▶ AwaitingSessions ─▶ AwaitingCompletion �
 
 AwaitingSessions ─▶ Presuming ─▶ what follows from the reply
                         └──────▶ AwaitingDrop ─▶ what follows when all sessions have reported
+
+AwaitingCompletion or AwaitingSummary ─▶ Waiting ─▶ the same state, in a later process
 ```
+
+A `TurnFailure`, such as a deadline or an interruption, leads to AwaitingClose; if no session is open, to
+Finished.
 """
 
 from msgspec.structs import replace

@@ -11,9 +11,9 @@
     entry, the turn's user text and its last reply.
 5.  If the request still fills more than `high_water`, the results that it adds are cut in the middle, the
     largest first.
-6.  If the endpoint still reports an overflow, the smaller of the window in its error and the known one
-    counts; if neither is known, the size of the request. Then the oldest parts are cleared until the request
-    fills at most `low_water`. If that is not enough, the newest results are cut.
+6.  If the endpoint still reports an overflow (once in a turn), the smaller of the window in its error and the
+    known one counts; if neither is known, the size of the request. Then the oldest parts are cleared until
+    the request fills at most `low_water`. If that is not enough, the newest results are cut.
 7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
 
 A `ContextLedger` holds the size of each part of the conversation, oldest first: an estimate, until the tokens

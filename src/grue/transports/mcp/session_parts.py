@@ -19,7 +19,9 @@ A task is a tool call that the server has accepted and answers later. Its states
 | input_required    | the host answers, or declines            | working (experimental form: as completed) |
 |                   | the server asks for input not offered    | `tasks/cancel`; the call is refused       |
 | completed         | experimental form: `tasks/result`        | the result                                |
-| failed, cancelled |                                          | the call is refused, with the reason      |
+| failed            | experimental form: `tasks/result`        | the result, or the call is refused        |
+|                   | otherwise                                | the call is refused, with the reason      |
+| cancelled         |                                          | the call is refused, with the reason      |
 | unknown (expired, | the server answers "no such task"        | the call is refused: the task is lost     |
 | server restarted) |                                          |                                           |
 | any after created | time limit, cancellation                 | `tasks/cancel`; 1 s to answer it          |
