@@ -479,7 +479,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         attempts: How many tries at this endpoint have failed, this one included.
         overflow: Set if the request was refused because it is longer than the model's context window.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
-        retry_after_s: The wait that the endpoint asked for before the next request; `None`: no wait.
+        retry_after_s: The wait that the endpoint asked for before the next request; `None`: it named no wait.
     """
 
     kind: policies.FailureKind

@@ -188,7 +188,10 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._report(closed, cause)
 
     async def _serve(self, connection: ToolConnection) -> int | None:
-        """Make the calls of batches until `CloseSession`; return its number (`None`: the mailbox closed)."""
+        """Make the calls of batches until a `CloseSession`; return that message's number.
+
+        `None`: the mailbox was closed first.
+        """
         async for envelope in self.mailbox:
             match envelope.body:
                 case m.CallTools():

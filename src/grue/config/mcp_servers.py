@@ -346,7 +346,7 @@ class MCPConfig(pydantic.BaseModel):
     ) -> Self:
         """Return the configuration of servers whose entries come from another kind of file, `source`.
 
-        `place` returns the prefix of an error about the value at a path, which begins with the server's name.
+        `place` gets the path of a wrong value, from the server's name on, and returns the error's prefix.
         """
         folder = Path() if source is None else source.parent
         scope = Scope(

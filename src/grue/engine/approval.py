@@ -247,7 +247,7 @@ class DurableConnection(WrappedConnection):
         return listing
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the server's tools if they have changed."""
+        """Return the server's tools if they have changed, otherwise `None`."""
         tools = await self._connection.refresh_tools(timeout_s)
         if tools is not None:
             self._learn(tools)
@@ -306,9 +306,10 @@ NOT_SHOWN = "its arguments are too long to be shown whole, so nobody can approve
 def ask_at_terminal(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDecision]:
     """Ask about each call on standard error. The line `y` or `yes` from standard input approves the call.
 
-    Pass this function to a runner: `Runner(approve=ask_at_terminal)`. Any other line denies the call. So does
-    the end of the input, or an input or standard error that is not a terminal, and so do arguments that are
-    too long to be shown whole. What was typed before a question is on the screen is discarded.
+    Pass this function to a runner: `Runner(approve=ask_at_terminal)`. Any other line denies the call, and so
+    does the end of the input. A call is also denied if standard input or standard error is not a terminal, or
+    if its arguments are too long to be shown whole. What was typed before a question is on the screen is
+    discarded.
     """
     return [_ask(question) for question in questions]
 

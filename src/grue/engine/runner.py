@@ -59,8 +59,9 @@ class Runner(AsyncToolAccess, Closing):
 
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of your own. With a list of
-            settings, `[a, b]`, the model of `b` is asked if the model of `a` gives no reply
-            (`LlmSettings.then`). A factory's `support_check` says when its actor gets `CheckToolSupport`.
+            settings, `[a, b]`, the model of `b` is asked if the model of `a` gives no whole reply, or takes
+            no tools (`LlmSettings.then`). A factory's `support_check` says when its actor gets
+            `CheckToolSupport`.
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
@@ -209,7 +210,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def trace(self) -> Path | None:
-        """The absolute path of the trace file or run folder; `None`: the runner has no argument `trace`."""
+        """The absolute path of the trace file or run folder; `None`: the runner was made without `trace=`."""
         return None if self._trace is None else self._trace.path
 
     @property
@@ -338,8 +339,8 @@ class Runner(AsyncToolAccess, Closing):
         The trace is continued, and locked until the runner is closed.
 
         A turn whose process was killed can be resumed too, if its policy parks turns. A call that was sent
-        and not answered is not sent again, because it may have taken effect. In place of a result the model
-        reads that. Only if the call became an MCP task, the server is asked for the task's result.
+        and not answered is not sent again. In place of a result, the model reads that the call may have taken
+        effect. But if the call has become an MCP task, the server is asked for the task's result.
 
         Args:
             trace: The trace file, or its run folder.

@@ -385,7 +385,7 @@ class TurnActors:
         return replace(command, when_called=listings)
 
     def _presumed(self) -> m.ToolsPresumed | None:
-        """Return the tools that the turn may offer before its servers have started; `None`: it must wait."""
+        """Return the tools to offer before the servers have started; `None`: the turn must or can wait."""
         presumed = self._wiring.presumed
         # An LLM actor of the host's might not be able to drop a reply, and a turn that waits for a provider's
         # batch would not end sooner.

@@ -147,7 +147,7 @@ class Conversation(Closing):
 
     @property
     def id(self) -> str:
-        """The conversation's id. In a trace it is in the field `history` of each `RunTurn` message."""
+        """The conversation's id. In a trace, the `RunTurn` of each of its turns has it in `history`."""
         return self._kept.id
 
     @property

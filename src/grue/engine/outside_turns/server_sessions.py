@@ -265,7 +265,7 @@ class ServerSessions:
             )
 
     async def _session(self, server: m.ServerName, *, again: bool = False) -> OwnedSession:
-        """Return a server's session. Open it if needed; `again`: also if it died (see `max_reconnects`)."""
+        """Return a server's session. Open one if there is none or, with `again`, if the server has died."""
         state, most = self._states[server], self._sources.max_reconnects
         outcome = state.outcome if state.reconnects else None
         if not isinstance(outcome, m.ServerFailure) or most is None:
