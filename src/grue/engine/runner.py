@@ -60,8 +60,7 @@ class Runner(AsyncToolAccess, Closing):
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of your own. With a list of
             settings, `[a, b]`, the model of `b` is asked if the model of `a` gives no whole reply, or takes
-            no tools (`LlmSettings.then`). A factory's `support_check` says when its actor gets
-            `CheckToolSupport`.
+            no tools (`LlmSettings.then`). A factory's `support_check` says when to check for tool support.
         servers: Tool servers by name; a dot may only follow `mcp`, as in `mcp.files`. Empty: no tools.
         limits: How much a turn may use.
         policy: What to do after a failure.
