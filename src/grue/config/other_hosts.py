@@ -5,8 +5,7 @@ To support another host, add a line to `_places`.
 Values that may be secret become `${NAME}` in a copied entry. Code cannot recognise every secret. So a value
 of `env` or of an argument `NAME=value` is kept only if it is plainly harmless: a short number, a word such as
 `true`, a path. Of a value of `headers`, only a scheme such as `Bearer` is kept. Other arguments and URLs are
-kept, unless a name or the form of the value suggests a secret. Text beside a `${...}`, also in `env` and
-`headers`, is kept, too, unless its form suggests a secret.
+kept, unless a name or the form of the value suggests a secret. The same holds for text beside a `${...}`.
 """
 
 import json
@@ -41,7 +40,7 @@ _URL: Final = re.compile(
 _OPTION: Final = re.compile(r"(?P<name>--?[A-Za-z][\w-]*)=(?P<value>.*)", re.DOTALL)
 _ASSIGNMENT: Final = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
 _HEADER: Final = re.compile(r"(?P<name>[A-Za-z][A-Za-z-]*): *(?P<value>[^\s/].*)", re.DOTALL)
-_SCHEME: Final = re.compile(r"(?i)(?P<scheme>bearer|basic|token) +\S.*", re.DOTALL)
+_SCHEME: Final = re.compile(r"(?i)(?P<scheme>bearer|basic|token) +(?P<credentials>\S.*)", re.DOTALL)
 _EXPRESSION: Final = re.compile(r"\$\{(?:env:|input:)?(?P<name>[\w.-]+)(?P<default>:-[^}]*)?\}")
 _FOLDERS: Final = ("workspaceFolder", "userHome")
 
@@ -127,14 +126,19 @@ class _Copy:
         return f"${{{variable}}}"
 
     def _variable_value(self, name: str, value: str) -> str:
-        if "${" in value:
-            return self._expressions(value)
-        return value if _HARMLESS.fullmatch(value) and not looks_secret(name) else self._variable(name, value)
+        secret = looks_secret(name)
+        if "${" not in value:
+            return value if _HARMLESS.fullmatch(value) and not secret else self._variable(name, value)
+        # `PATH` has folders beside its `${PATH}`. Replace a whole value with anything else beside it.
+        beside = [part for text in _beside(value) for part in re.split(r"[:;,]", text) if part]
+        if beside and (secret or not all(map(_HARMLESS.fullmatch, beside))):
+            return self._variable(name, value)
+        return self._expressions(value, keeps_defaults=not secret)
 
     def _header_value(self, name: str, value: str) -> str:
-        if "${" in value:
-            return self._expressions(value)
         scheme = _SCHEME.fullmatch(value)
+        if "${" in value and not any(_beside(value[scheme.start("credentials") :] if scheme else value)):
+            return self._expressions(value, keeps_defaults=False)
         shown = f"{scheme['scheme']} " if scheme else ""
         return shown + self._variable(f"{self._name}_{name}", value)
 
@@ -178,19 +182,25 @@ class _Copy:
         private = private or _KEY_PREFIX.search(text) is not None
         return self._variable(label, text) if private or any(map(_is_token, parts)) else text
 
-    def _expressions(self, text: str) -> str:
+    def _expressions(self, text: str, *, keeps_defaults: bool = True) -> str:
         # If the text has a secret outside of its `${...}`, one variable replaces the whole text.
 
         def written(found: re.Match[str]) -> str:
             default = found["default"]
-            if found["name"] in _FOLDERS or (default and _HARMLESS.fullmatch(default.removeprefix(":-"))):
+            harmless = default and keeps_defaults and _HARMLESS.fullmatch(default.removeprefix(":-"))
+            if found["name"] in _FOLDERS or harmless:
                 return found[0]
             return self._variable(found["name"], found["name"])
 
-        around = _EXPRESSION.split(text)[:: _EXPRESSION.groups + 1]
-        if any(map(_is_token, around)) or any(_KEY_PREFIX.search(each) for each in around):
+        beside = _beside(text)
+        if any(map(_is_token, beside)) or any(_KEY_PREFIX.search(each) for each in beside):
             return self._variable(f"{self._name}_value", text)
         return _EXPRESSION.sub(written, text)
+
+
+def _beside(text: str) -> list[str]:
+    """Return the texts before, between and after the `${...}` of a text; some may be empty."""
+    return _EXPRESSION.split(text)[:: _EXPRESSION.groups + 1]
 
 
 def _is_token(part: str) -> bool:

@@ -50,7 +50,11 @@ def test_arguments(args: list[str], kept: list[str] | None) -> None:
         ("API_KEY", "${env:MY_KEY}", "${MY_KEY}"),
         ("API_KEY", "${MY_KEY:-" + KEY + "}", "${MY_KEY}"),
         ("QUIET", "${QUIET:-true}", "${QUIET:-true}"),
-        ("MIXED", KEY + "${X}", "${SRV_VALUE}"),
+        ("API_KEY", "${MY_KEY:-12345}", "${MY_KEY}"),
+        ("MIXED", KEY + "${X}", "${MIXED}"),
+        ("PASSWORD", "hunter2${SUFFIX}", "${PASSWORD}"),
+        ("DSN", "postgres://me:hunter2@db/${DB}", "${DSN}"),
+        ("PATH", "/opt/bin:${PATH}", "/opt/bin:${PATH}"),
     ],
 )
 def test_variables(name: str, value: str, kept: str) -> None:
@@ -63,6 +67,13 @@ def test_headers_and_addresses() -> None:
     )
     assert copy.entry == {"url": "${MY_ZAP_URL}", "headers": {"X-Key": "${MY_ZAP_X_KEY}"}}
     assert set(copy.variables) == {"MY_ZAP_URL", "MY_ZAP_X_KEY"}
+    for value, kept in (
+        ("Bearer ${MY_TOKEN}", "Bearer ${MY_TOKEN}"),
+        ("Basic hunter2 ${X}", "Basic ${SRV_AUTHORIZATION}"),
+        ("hunter2${X}", "${SRV_AUTHORIZATION}"),
+    ):
+        mixed = entry_of(url="https://example.org/mcp", headers={"Authorization": value})
+        assert mixed["headers"] == {"Authorization": kept}
     plain = {"url": "https://example.org/mcp", "headers": {"Authorization": "Bearer abc"}}
     assert entry_of(**plain)["headers"] == {"Authorization": "Bearer ${SRV_AUTHORIZATION}"}
 
