@@ -153,6 +153,8 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
     """
 
     between_turns: ClassVar[bool] = True
+    # Whether the title quotes a text, such as the task, that spans have only with `capture_content`.
+    title_is_content: ClassVar[bool] = False
 
     episode_id: str
     model: str = ""

@@ -259,6 +259,8 @@ class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillPr
 class RunStarted(hosting.EpisodeStarted, frozen=True, kw_only=True, tag="EpisodeStarted"):
     """A run begins with a task."""
 
+    title_is_content: ClassVar[bool] = True
+
     task: str
 
     @property

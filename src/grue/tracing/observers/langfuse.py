@@ -43,9 +43,9 @@ class LangfuseObserver(Outbox):
             lives until the process ends.
         session_id: The Langfuse session's id, until a fact of the host gives another; `None`: a new id.
         capture_content: Send prompts, arguments, outputs and error texts; otherwise only names, ids,
-            settings, sizes, usage, kinds of errors, and the episode's title and labels, which its host
-            chooses. With `"reference"`, a generation has only its new messages, and the number of its request
-            in grue's trace.
+            settings, sizes, usage, kinds of errors, and the episode's labels and title (not a title that
+            quotes the task, as in the skill agent). With `"reference"`, a generation has only its new
+            messages, and the number of its request in grue's trace.
         warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
@@ -131,7 +131,9 @@ class _LangfuseSink(span_sink.SpanSink):
         if isinstance(event.subject, spans.Episode):
             seed, started = event.subject.episode_id, event.subject.started
             self._trace = {"trace_id": self._client.create_trace_id(seed=seed)}
-            name = said_by(started, EpisodeStarted.title) if started else "grue"
+            name = "grue"
+            if started is not None and (self._capture or not started.title_is_content):
+                name = said_by(started, EpisodeStarted.title)
             self._for_the_whole_trace = _propagation(seed, name)
         return self._start(inside, event.at, self._beginning(event.subject))
 

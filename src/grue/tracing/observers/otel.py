@@ -59,7 +59,8 @@ class OtelObserver(Outbox):
             `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`.
         capture_content: Send prompts, arguments, outputs and error texts. With `"reference"`, the span of a
             completion has only the new messages, and the number of the request in grue's trace. Descriptions
-            of tools, and the episode's title and labels, which its host chooses, are sent in any case.
+            of tools, and the episode's labels, are sent in any case; so is its title, unless it quotes the
+            task, as in the skill agent.
         session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
         agent_description: What the agent does, in a sentence.
         agent_version: The agent's version, to tell the spans of two versions apart.

@@ -138,7 +138,7 @@ class Conventions:
         """Return a span's name, and the attributes that are known when it begins."""
         match event.subject:
             case spans.Episode() as episode:
-                name, attributes = _episode(episode)
+                name, attributes = _episode(episode, capture=self._capture)
             case m.RunTurn() as run:
                 name, attributes = f"invoke_agent {self._agent_name}", self._agent(run, event.asks)
             case spans.ToolSession(servers=servers, max_iterations=most):
@@ -300,14 +300,14 @@ class Conventions:
         return {"grue.detail": clipped_text(detail, DETAIL_LIMIT) or None}
 
 
-def _episode(episode: spans.Episode) -> tuple[str, Attributes]:
+def _episode(episode: spans.Episode, *, capture: bool) -> tuple[str, Attributes]:
     started = episode.started
     if started is None:
         return "invoke_workflow", {"gen_ai.operation.name": "invoke_workflow"}
-    title = said_by(started, EpisodeStarted.title)
-    return f"invoke_workflow {title}", {
+    title = said_by(started, EpisodeStarted.title) if capture or not started.title_is_content else ""
+    return f"invoke_workflow {title}".strip(), {
         "gen_ai.operation.name": "invoke_workflow",
-        "gen_ai.workflow.name": title,
+        "gen_ai.workflow.name": title or None,
         "gen_ai.request.model": started.model,
         **{f"grue.{name}": value for name, value in started.labels().items() if name != "model"},
     }

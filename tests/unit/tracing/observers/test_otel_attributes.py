@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from whole_turn import ASKS, record_turn
 
 from golden import check_golden
+from grue.hosts.skill_agent.facts import RunStarted
 from grue.messages import (
     RequestCompletion,
     RequireAnswer,
@@ -25,7 +26,7 @@ from grue.protocol.tools.calls import record
 from grue.tracing.message_words import Verdict
 from grue.tracing.observers.otel import OtelObserver
 from grue.tracing.observers.otel_attributes import Conventions, tool_definitions
-from grue.tracing.observers.spans import AsSent, Generation, SpanClosed, SpanOpened, ToolUse
+from grue.tracing.observers.spans import AsSent, Episode, Generation, SpanClosed, SpanOpened, ToolUse
 
 pytest.importorskip("opentelemetry.sdk", reason="opentelemetry is not installed: pip install 'grue[otel]'")
 
@@ -107,6 +108,13 @@ def test_a_history_by_reference_is_what_is_new_and_the_number_of_its_message() -
     second = recorded("reference")[5].attributes
     assert [message["role"] for message in json.loads(second["gen_ai.input.messages"])] == ["tool"]
     assert (second["grue.history.left_out"], second["grue.message"]) == (3, 10)
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_a_title_that_quotes_the_task_is_sent_with_content_only(capture: bool) -> None:
+    begun = Episode(episode_id="e", started=RunStarted(episode_id="e", task="Pay Ada."))
+    opened = SpanOpened(span=1, parent=None, at=0.0, turn=0, subject=begun)
+    assert ("Pay Ada." in str(Conventions(capture).beginning(opened))) is capture
 
 
 def test_a_clean_turn_has_a_clean_root_with_input_and_output() -> None:
