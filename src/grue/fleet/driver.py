@@ -122,7 +122,7 @@ class Finished(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What a driver has to do: the work, its cases, and how to play them."""
+    """The input of a `Driver`: a work, its cases, and the settings for playing them."""
 
     work: KnownWork
     version: str

@@ -143,7 +143,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 
     @property
     def any_network(self) -> bool:
-        """Whether the program may connect to any host."""
+        """Whether `network` or the preset allows connections to all hosts."""
         return self.network is True or (self.network is None and self.preset == "web")
 
 

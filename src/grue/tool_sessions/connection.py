@@ -22,8 +22,8 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
     Attributes:
         alive: Whether the connection can still be used, as far as is known without asking the server.
         pid: Process id of the server; `None`: grue has not started a process for it.
-        exit: The process's exit status or signal; `None`: it still runs, there is none, or it is unknown how
-            the process ended.
+        exit: The process's exit status or signal. `None`: the process still runs, no process was started, or
+            its exit status is unknown.
         ending: How the process ended, such as `killed` or `polite` (by itself, when its stdin was closed);
             `none`: it still runs, or there is no process. `handed_over`: the session pool keeps or ends it.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.

@@ -241,7 +241,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether neither failures, fallbacks nor an interruption have ended the episode."""
+        """`False` if failures, fallbacks or an interruption ended the episode; a lost game is `True`."""
         return self.reason not in ("fallbacks", "failed", "interrupted")
 
 

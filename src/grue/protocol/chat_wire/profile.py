@@ -122,7 +122,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def states_schema(self) -> bool:
-        """Whether a request without tools states the answer's schema as text. One with tools has to."""
+        """Whether requests without tools state the answer's schema as text. Those with tools always do."""
         return self.ignores_schema or self.response_format != "json_schema"
 
     @property

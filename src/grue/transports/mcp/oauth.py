@@ -229,7 +229,9 @@ class Authorizer:
         self._redaction = Redaction()
 
     async def token(self) -> str:
-        """Return the token for a request, renewed if it expires soon and if possible; empty: there is none.
+        """Return the token for a request, or an empty text if no token is stored.
+
+        A token that expires soon is renewed first, if there is a refresh token.
 
         Raises `AuthorizationRefused` if tokens cannot be read or stored.
         """
