@@ -215,7 +215,9 @@ def test_the_same_command_forks_the_same_turns_if_the_forks_are_among_the_traces
     shutil.copy(folder / "a.jsonl", runs / "a.jsonl")
     command = "fleet", "fork", "runs", "--model", "other", "--where", "turn = 2", "--repetitions", "1"
     unpaid = grue(*command, "--max-requests", "1", cwd=tmp_path).stdout
-    assert "budget: 1 of 2 episodes done; 0 failed.\nEnded, because the fleet's limit of 1 requests" in unpaid
+    assert (
+        "budget: 1 of 2 episodes done; 0 failed.\nEnded, because the fleet's limit of 1 request is" in unpaid
+    )
     for _ in range(2):
         done = grue(*command, "--workers", "2", cwd=tmp_path)
         assert "1 turn, each forked 1 time" in done.stdout

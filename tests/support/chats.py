@@ -9,7 +9,7 @@ from grue.cli.chat.screen import PipeScreen
 from grue.cli.chat.talk import ChatOptions, ChatWiring, Talk
 from grue.cli.live_story import Line
 from grue.hosts.agent_loop import LoopEvent
-from grue.policies import ContextPolicy, ToolPolicy, ToolRule
+from grue.policies import ContextPolicy, ToolPolicy, ToolRule, TurnLimits
 from grue.runtime.secrets.redaction import Redaction
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.offline import offline_endpoint, reply_in_chat
@@ -78,12 +78,14 @@ def cave() -> FakeToolServer:
     return server
 
 
-def wiring(server: Any = None, *, policy: ToolPolicy | None = None) -> ChatWiring:
+def wiring(
+    server: Any = None, *, policy: ToolPolicy | None = None, limits: TurnLimits | None = None
+) -> ChatWiring:
     servers: Any = {"cave": server or cave()}
     return ChatWiring(
         endpoint=offline_endpoint(reply_in_chat),
         servers=servers,
-        runner={"tool_policy": policy or ToolPolicy(), "context": ContextPolicy()},
+        runner={"tool_policy": policy or ToolPolicy(), "context": ContextPolicy(), "limits": limits},
     )
 
 

@@ -477,7 +477,12 @@ def run(
     stream: bool = opt.STREAM,
     langfuse: bool = opt.LANGFUSE,
     otel: bool = opt.OTEL,
-    quiet: bool = opt.QUIET,
+    quiet: bool = typer.Option(
+        False,
+        "--quiet",
+        "-q",
+        help="Print only the answer. How the run ended, and where the trace is, go to standard error.",
+    ),
     as_json: bool = opt.JSON_LINES,
 ) -> None:
     """Run a task with an agent whose model writes its next steps, such as tool calls, as JSON.

@@ -119,6 +119,8 @@ def call_tool(
     servers = {server: known.usable(server)}
     recorder = Recorder()
     recorder.add(_show_notes)
+    recorded: set[type] = set()
+    recorder.add(lambda envelope, _: recorded.add(type(envelope.body)))
     with ToolClient(servers, limits=turn_limits(config), recorder=recorder) as client:
         tool = client.tool(name)
         if tool is None:
@@ -129,12 +131,13 @@ def call_tool(
         result = client.call(name, given, timeout_s)
         # A result may contain secrets from grue's environment or from the server's configuration.
         shown = client.recorder.redacted_body(result)
+    recorder.settle()
     if as_json:
         say(json.dumps(shown.to_dict()))
     else:
         _print(name, shown)
-    configured = servers[server]
-    if result.is_error and isinstance(configured, StdioServer) and is_boxed(configured.sandbox):
+    configured, was_sent = servers[server], m.ToolCalled in recorded
+    if result.is_error and was_sent and isinstance(configured, StdioServer) and is_boxed(configured.sandbox):
         learn = f"{GRUE} sandbox learn {shown_argument(Path(known.source))} {server}"
         say(f"It runs in a sandbox. To see whether that refused it something: {learn}", err=True)
     return not result.is_error

@@ -136,7 +136,7 @@ def summary_of(finished: Finished, place: Path, again: str) -> str:
     if tally.given_up:
         lines += [
             f"{counted(tally.given_up, 'episode')} given up after three attempts, or unreadable:",
-            *(f"  {trouble}" for trouble in tally.troubles),
+            *(f"  {trouble}".replace("\n", "\n    ") for trouble in tally.troubles),
             again,
         ]
     if tally.others:
@@ -248,5 +248,5 @@ def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
         if count:
             say(f"  {count:,} {what}")
     for trouble in tally.troubles:
-        say(f"    {trouble}")
+        say(f"    {trouble}".replace("\n", "\n      "))
     return not tally.failed and not tally.unpaid

@@ -31,15 +31,27 @@ def serve(
     `target`: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the bundled one, made with `options`.
     `port` is a port of 127.0.0.1; 0: a free one; `None`: use standard input and output.
     """
-    server = _server(target, options)
-    if port is None:
-        import anyio
+    before = list(sys.path)
+    try:
+        server = _server(target, options)
+        if port is None:
+            _serve_stdio(server)
+        else:
+            _serve_http(server, port, transport)
+    finally:
+        sys.path[:] = before  # `_imported` may have added the working directory
 
-        if sys.stdin.isatty():
-            say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
-        quit_at_once()  # KeyboardInterrupt would not end the thread that reads standard input
-        anyio.run(server.serve_stdio)
-        return
+
+def _serve_stdio(server: "MockServer") -> None:
+    import anyio
+
+    if sys.stdin.isatty():
+        say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
+    quit_at_once()  # KeyboardInterrupt would not end the thread that reads standard input
+    anyio.run(server.serve_stdio)
+
+
+def _serve_http(server: "MockServer", port: int, transport: Literal["http", "sse"]) -> None:
     try:
         with server.serve_http(port=port, transport=transport) as url:
             typer.echo(url)

@@ -74,14 +74,15 @@ class RunStory(Story):
 
     def _step_ended(self, body: facts.StepEnded) -> Iterator[Line]:
         result = body.result
-        if result.action == "respond" and result.status == "completed":
-            yield Line(f"  {printable(result.output, _TEXT_CHARS)}", "", "  ")
-        elif result.action == "finish" and result.status == "completed":
-            yield Line(f"> {printable(result.output, _TEXT_CHARS)}", GREEN, "  ")
+        if result.status != "completed":
+            yield _step_line(result)
+            yield complaint(result.error or result.status)
+        elif result.action in ("respond", "finish"):
+            first, style = ("  ", "") if result.action == "respond" else ("> ", GREEN)
+            for row in f"{first}{result.output.strip()}".split("\n"):
+                yield Line(printable(row), style, "  ")
         else:
             yield _step_line(result)
-        if result.status != "completed":
-            yield complaint(result.error or result.status)
 
 
 def _step_line(result: StepExecutionResult) -> Line:
@@ -138,7 +139,7 @@ def _run(options: RunOptions) -> RunResult:
         raise MCPConfigError(fault)
     _choose_model(config, options)
     folder = options.resume or options.run_dir or new_run_path(RUNS)
-    recorder, folder = Recorder(), folder.absolute()
+    recorder, folder, is_quiet = Recorder(), folder.absolute(), options.output == "quiet"
     with ExitStack() as stack:
         stack.callback(_remove_if_empty, folder)
         backends = chosen_backends(folder.name, langfuse=options.langfuse, otel=options.otel)
@@ -159,13 +160,16 @@ def _run(options: RunOptions) -> RunResult:
         except KeyboardInterrupt:
             view.close()
             if options.output != "json":
-                say(f"\ninterrupted. To go on: {GRUE} run --resume {shown_argument(from_here(folder))}")
+                resume = f"{GRUE} run --resume {shown_argument(from_here(folder))}"
+                say(f"\ninterrupted. To go on: {resume}", err=is_quiet)
             raise
         view.close()
         if options.output == "json":
             lines.write({**msgspec.to_builtins(result), "type": "result"})
-        else:
-            say(_summary(result, folder))
+            return result
+        if is_quiet and result.answer:
+            say(result.answer)
+        say(_summary(result, folder), err=is_quiet)
     return result
 
 

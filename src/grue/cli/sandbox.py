@@ -111,7 +111,10 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
         try:
             for tool, arguments in _calls(name, traces):
                 count += 1
-                fault = _fault_of_call(client, f"{name}.{tool}", arguments)
+                # People may write SERVER.TOOL, as for `grue call`. But a tool's own name may begin like that.
+                listed = any(each.tool == tool for each in outcome.tools)
+                called = f"{name}.{tool if listed else tool.removeprefix(f'{name}.')}"
+                fault = _fault_of_call(client, called, arguments)
                 failed += fault is not None
                 say(printable(f"{tool}: {fault or 'answered'}"), err=True)
         except MCPConfigError as error:

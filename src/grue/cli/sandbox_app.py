@@ -91,7 +91,7 @@ def sandbox_learn(
 
     The server is started, and runs without a sandbox. To watch it, grue needs
     Linux 5.9 or later. Without --trace, the calls are read from standard input,
-    one per line, without the server's name:
+    one per line:
     read_file {"path": "notes.txt"}
 
     The command prints {"sandbox": ...}. Check it, and copy what is between the

@@ -310,10 +310,11 @@ class Broker(Struct):
             if most is None or used + reserved + wanted <= most:
                 continue
             if used + wanted > most:
-                spent = f"{_number(used)} are spent"
+                spent = f"{_number(used)} {'is' if used == 1 else 'are'} spent"
                 if used < most:
                     spent += f", and the next request may cost {_number(wanted)}"
-                self.refused = f"the fleet's limit of {_number(most)} {what} is used up: {spent}"
+                unit = what.removesuffix("s") if most == 1 else what
+                self.refused = f"the fleet's limit of {_number(most)} {unit} is used up: {spent}"
                 return Refused(self.refused)
             waits = True
         return NotYet(None) if waits else None

@@ -38,7 +38,7 @@ except OSError as error: print(error)
 
 READER = """
 import json, sys
-TOOL = {"name": "read", "description": "Read a file.", "inputSchema": {"type": "object"}}
+TOOL = {"name": "read", "description": "Read a file.", "inputSchema": {"type": "object", "properties": {"path": {"type": "string"}}}}
 for line in sys.stdin:
     asked = json.loads(line)
     if "id" not in asked: continue
@@ -183,7 +183,8 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
     )
     assert tried.returncode == 7, tried
     assert "ermission denied" in tried.stderr
-    calls = 'think {"thought": "x", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": false}\nabsent {}\n'
+    think = 'think {"thought": "x", "thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": false}'
+    calls = f"{think}\nmind.{think}\nabsent {{}}\n"
     learn = commands.command("sandbox", "learn", str(path), "mind")
     learned = subprocess.run(
         learn,
@@ -195,7 +196,7 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
         timeout=300,
     )
     assert learned.returncode == 1, learned
-    assert "2 calls, 1 failed" in learned.stderr
+    assert "3 calls, 1 failed" in learned.stderr
     assert sandbox_of(json.loads(learned.stdout)["sandbox"]) == Sandbox()
     cut = subprocess.run(
         learn,
@@ -206,7 +207,7 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
         text=True,
         timeout=300,
     )
-    assert "grue: Line 3: write TOOL and a JSON object, as" in cut.stderr
+    assert "grue: Line 4: write TOOL and a JSON object, as" in cut.stderr
     assert (cut.returncode, cut.stdout) == (2, learned.stdout), "what was learned before is printed"
     unknown = commands.grue("sandbox", "try", "absent", "--mcp-config", str(path), "--", "true", cwd=tmp_path)
     assert "no preset and no server 'absent'" in unknown.stderr
@@ -300,6 +301,9 @@ def test_the_calls_of_a_trace_are_made_again_while_the_server_is_watched(tmp_pat
     refused = commands.grue("call", "reader.read", "--arg", f"path={work / 'asked'}", cwd=tmp_path)
     assert refused.returncode == 1, refused
     assert "refused it something: grue sandbox learn mcp_config.json reader\n" in refused.stderr
+    not_sent = commands.grue("call", "reader.read", '{"path": 5}', cwd=tmp_path)
+    assert not_sent.returncode == 1, not_sent
+    assert "sandbox" not in not_sent.stderr
 
 
 def test_the_bundled_server_runs_in_pure_where_the_machine_can(tmp_path: Path) -> None:

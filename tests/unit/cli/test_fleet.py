@@ -22,10 +22,13 @@ SWEEP = 'work = "zork"\nsettings = { offline = true, mcp = false }\n'
             "2 of 2 episodes done; 1 f",
         ),
         (
-            Finished(reason="finished", tally=Tally(total=2, done=1, given_up=1, troubles=["ab12: it died"])),
+            Finished(
+                reason="finished",
+                tally=Tally(total=2, done=1, given_up=1, troubles=["ab12: it died\nStart it."]),
+            ),
             False,
             "ended: 1 of 2 episodes done; 0 failed.\n1 episode given up after three attempts, or unreadable:"
-            "\n  ab12: it died\nTo try them again:",
+            "\n  ab12: it died\n    Start it.\nTo try them again:",
         ),
         (
             Finished(reason="finished", tally=Tally(total=2, done=1, unpaid=1)),

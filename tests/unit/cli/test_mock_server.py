@@ -1,6 +1,7 @@
 """`grue mock-server` with a user's server that cannot be imported: an error that says why, no traceback."""
 
 import re
+import sys
 from pathlib import Path
 
 import anyio
@@ -31,6 +32,15 @@ def test_a_file_that_cannot_be_used_is_told_with_its_reason(code: str, tmp_path:
 def test_a_module_that_does_not_exist_is_told_by_its_name() -> None:
     with pytest.raises(MCPConfigError, match=re.escape("there is no module 'no.such.module'")):
         serve("no.such.module:shop", {"without": (), "page_size": None, "era": "both"}, port=None)
+
+
+def test_the_working_directory_leaves_the_path_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "servers_of_mine.py").write_text("import sys\nassert '' in sys.path\nshop = 5")
+    before = list(sys.path)
+    with pytest.raises(MCPConfigError, match="is not a MockServer"):
+        serve("servers_of_mine:shop", {"without": (), "page_size": None, "era": "both"}, port=None)
+    assert sys.path == before
 
 
 MODELS = """

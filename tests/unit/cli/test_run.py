@@ -43,7 +43,9 @@ def test_json_and_quiet(agent: Path, capsys: pytest.CaptureFixture[str]) -> None
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (lines[0]["type"], lines[-1]["type"]) == ("episode_started", "result")
     run_task(RunOptions(agent=agent, offline=True, run_dir=Path("run"), output="quiet"))
-    assert capsys.readouterr().out.startswith("\nfinished: the task is done; 4 turns, 8 steps")
+    printed = capsys.readouterr()
+    assert printed.out == "report.md: 45.5 hours in 3 projects.\n"
+    assert printed.err.startswith("\nfinished: the task is done; 4 turns, 8 steps")
 
 
 def test_another_task_is_given_up_by_the_script(agent: Path) -> None:
@@ -60,7 +62,7 @@ def test_a_run_that_was_cut_off_is_resumed_with_its_own_options(
     agent.write_text(agent.read_text().replace("max_turns: 20", "max_turns: 2"))
     first = run_task(RunOptions(agent=agent, offline=True, run_dir=Path("my run"), output="quiet"))
     assert STATUSES[first.reason] == 4
-    told = capsys.readouterr().out
+    told = capsys.readouterr().err
     assert "The trace is in 'my run'; to read it: grue trace show 'my run'\n" in told
     assert "To go on: grue run --resume 'my run'\n" in told
     agent.write_text(agent.read_text().replace("max_turns: 2", "max_turns: 20"))
@@ -109,6 +111,18 @@ def test_model_and_endpoint_can_be_chosen(
     assert "! " in capsys.readouterr().out, "the server that does not start is a problem in the story"
 
 
+def test_the_live_view_shows_the_whole_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "agent.yaml").write_text("task: x")
+    answer = "\n".join(f"{number}. {'item ' * 10}".rstrip() for number in range(20))
+    with scripted(act(finish(answer))) as (server, _):
+        run_task(RunOptions(base_url=server.base_url))
+    first, *others = answer.split("\n")
+    assert "\n".join([f"> {first}", *others, "", "finished: "]) in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -144,4 +158,4 @@ def test_ctrl_c_says_how_to_go_on(
     monkeypatch.setattr("grue.hosts.skill_agent.orchestrator.Orchestrator.run", press)
     with pytest.raises(KeyboardInterrupt):
         run_task(RunOptions(agent=agent, offline=True, run_dir=Path("run"), output="quiet"))
-    assert "interrupted. To go on: grue run --resume run\n" in capsys.readouterr().out
+    assert "interrupted. To go on: grue run --resume run\n" in capsys.readouterr().err

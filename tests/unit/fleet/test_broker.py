@@ -102,7 +102,7 @@ def test_the_cost_that_the_endpoint_says_counts_where_there_is_no_price() -> Non
     broker.settle(granted(broker), said, "m", 1.0)
     answer = broker.ask(WANTED, 2.0)
     assert isinstance(answer, Refused)
-    assert "limit of 1 US dollars is used up" in answer.why
+    assert "limit of 1 US dollar is used up" in answer.why
 
 
 def test_a_price_may_be_that_of_a_pattern() -> None:

@@ -41,7 +41,7 @@ async def test_a_request_is_granted_charged_and_in_the_ledger(tmp_path: Path) ->
         assert not isinstance(permit, str)
         permit.settle(RequestOutcome(status=200, input_tokens=3, output_tokens=2))
         refused = await link.admit(WANTED)
-        assert refused == "the fleet's limit of 1 requests is used up: 1 are spent"
+        assert refused == "the fleet's limit of 1 request is used up: 1 is spent"
         link.close()
     assert (read_ledger(FleetFolder(tmp_path)).requests, read_ledger(FleetFolder(tmp_path)).tokens) == (1, 5)
 

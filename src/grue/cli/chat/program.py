@@ -17,7 +17,7 @@ from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
 from grue.cli.saying import GRUE, from_here, shown_argument, shown_path
 from grue.engine.episode_past import ends_episode
-from grue.errors import LLMError, MCPError, MissingDependencyError, TraceError
+from grue.errors import LLMError, MCPError, MissingDependencyError, TraceError, TurnTimedOut
 from grue.hosts.agent_loop import LoopEvent
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
@@ -127,14 +127,11 @@ class ChatProgram:
                     raise
                 self._screen.end(None)
                 self._screen.tell(Line("(Ctrl-D or /quit leaves.)", DIM))
-            except UnknownCommand as error:
-                # A mistyped command does not change the exit status.
-                self._screen.end(None)
-                self._screen.tell(lines.complaint(str(error)))
             except MCPError as error:
-                self.failed = True
+                # A mistyped command does not change the exit status.
+                self.failed |= not isinstance(error, UnknownCommand)
                 self._screen.end(None)
-                self._screen.tell(lines.complaint(str(error)))
+                self._screen.tell(lines.complaint(_text_of(error)))
                 if self._is_final(error):
                     return
 
@@ -175,3 +172,12 @@ class ChatProgram:
         # In a pipe, all further lines would fail with the same error too, such as a refused API key.
         answered = bool(self.talk.runner.spent.requests)
         return not self.reader.asks and isinstance(error, LLMError) and ends_episode(error, answered=answered)
+
+
+def _text_of(error: MCPError) -> str:
+    if not isinstance(error, TurnTimedOut):
+        return str(error)
+    # The second line of this error names the settings of a program that uses grue as a library.
+    what, *_ = str(error).splitlines()
+    option = "If it needs longer, raise --turn-timeout, which can also be given with --resume"
+    return f"{what}\n{option}; in pyproject.toml it is turn_timeout_seconds under [tool.grue.llm]."

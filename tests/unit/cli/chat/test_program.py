@@ -6,15 +6,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from chats import ASKING, KeptScreen, ScriptedReader, cave, run_program
 
-from grue import ServerOptions, StdioServer
+from grue import FunctionTools, ServerOptions, StdioServer
 from grue.cli.chat import lines, program
 from grue.cli.chat.person import NOBODY, LineReader
 from grue.cli.chat.talk import ChatOptions
 from grue.errors import ConversationError
-from grue.policies import ToolPolicy, ToolRule
+from grue.policies import ToolPolicy, ToolRule, TurnLimits
 from grue.testing.fake_tools import FakeToolServer
 
 CALL = "call mcp.cave.look {}"
@@ -153,6 +154,17 @@ def test_a_pattern_of_the_policy_that_matches_no_tool_is_told_of_once(tmp_path: 
 def test_an_error_of_several_lines_is_one_line_of_sentences(end: str) -> None:
     told = lines.complaint(f"All attempts failed{end}\nIs the server running?\nStart it.")
     assert told.lead + told.text == "! All attempts failed. Is the server running? Start it."
+
+
+def test_a_turn_that_takes_too_long_names_the_option(tmp_path: Path) -> None:
+    async def wait() -> None:
+        await anyio.sleep(60)
+
+    reader, server = ScriptedReader(["call mcp.cave.wait {}"]), FunctionTools({"wait": wait})
+    chat, screen = run_program(tmp_path / "run", reader, server=server, limits=TurnLimits(turn_timeout_s=0.2))
+    assert chat.failed
+    assert "If it needs longer, raise --turn-timeout, which can also be given with --resume;" in screen.text
+    assert "TurnRequest" not in screen.text
 
 
 def test_a_server_that_is_missing_is_told_once(tmp_path: Path) -> None:

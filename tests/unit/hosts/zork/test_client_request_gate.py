@@ -57,9 +57,9 @@ def test_each_attempt_of_a_blocking_request_asks_and_settles(gate: Gate) -> None
 
 
 def test_a_refused_request_is_not_sent_and_the_error_says_why(gate: Gate) -> None:
-    gate.refused = "the fleet's limit of 1 requests is used up: 1 are spent"
+    gate.refused = "the fleet's limit of 1 request is used up: 1 is spent"
     with ScriptedLlmServer(lambda request: text_reply("hello")) as server, client(server) as llm:
-        with pytest.raises(LLMError, match="The request was not sent: the fleet's limit of 1 requests"):
+        with pytest.raises(LLMError, match="The request was not sent: the fleet's limit of 1 request is"):
             llm.chat_completions_create("m", HELLO)
         assert server.requests == []
 
