@@ -104,6 +104,9 @@ _MOST_COUNTED = 100_000
 _TELLING_TOOLS = 200
 """With fewer bytes of tools than this, a token count cannot show whether it includes them."""
 
+_TELLING_COUNT = 11
+"""A smaller token count shows nothing: the endpoint of `grue.testing` reports 10 for every prompt."""
+
 
 class Prompt(NamedTuple):
     """The parts of a request that the model reads, as JSON, in the order in which providers cache them."""
@@ -376,7 +379,8 @@ class EncodedConversation:
         texts = [item.text for item in said if isinstance(item, m.SystemText | m.UserText)]
         pieces = sum(map(_pieces, texts))
         # A count too small for the texts alone shows nothing: some endpoints always report one number.
-        return pieces + _TEXT_PIECES * len(texts) <= count < pieces + sum(map(_least_tokens, self.tools))
+        least = max(_TELLING_COUNT, pieces + _TEXT_PIECES * len(texts))
+        return least <= count < pieces + sum(map(_least_tokens, self.tools))
 
     @property
     def _prompt_size(self) -> int:

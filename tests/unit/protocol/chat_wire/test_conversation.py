@@ -666,6 +666,8 @@ def test_a_count_shows_that_the_prompt_had_no_tools(
         ("", "- " * 60 + "=" * 400, 150, False),  # marks that a tokenizer joins
         ("", TASK * 1_500, 30_000, False),  # too long a text to tell
         ("", "Are there enough eggs for a cake?", 10, False),  # of the scripted endpoint, for every prompt
+        ("", "Hi.", 10, False),  # the same, with a text for which it is enough
+        ("", "Hi.", 11, True),
     ],
 )
 def test_the_counts_of_ordinary_questions_with_two_small_tools(
