@@ -221,8 +221,8 @@ class Connection:
     async def send(self, request: httpx.Request, on_sent: Callable[[], None] | None = None) -> HttpReply:
         """Send a request, its headers unchanged, and return its reply, whose body is still to be read.
 
-        A cancellation closes the connection. `on_sent` is called when the request has been written; through a
-        proxy, perhaps also before; with the user's transport, only before. Raises `ExchangeError`.
+        A cancellation closes the connection. `on_sent` is called when the request has been written; with the
+        user's transport, before. Raises `ExchangeError`.
         """
         limit_s = math.inf
         if self._connects:
@@ -262,13 +262,14 @@ class _Connecting:
         self._extensions["trace"] = self._trace
 
     async def _trace(self, event: str, info: dict[str, Any]) -> None:
-        if event == "http11.send_request_headers.started":
-            if info["request"].method != b"CONNECT":  # the request itself, so the connect is over
-                self.scope.deadline, self.opened = math.inf, None
-                if self._on_sent is None:
-                    self._extensions.pop("trace", None)  # later events are only for `_on_sent`
-        elif event == "connection.connect_tcp.complete":
+        if event == "connection.connect_tcp.complete":
             self.opened = info["return_value"]
+        elif getattr(info.get("request"), "method", b"") == b"CONNECT":
+            pass  # the request for a tunnel through a proxy is a part of the connect
+        elif event == "http11.send_request_headers.started":
+            self.scope.deadline, self.opened = math.inf, None
+            if self._on_sent is None:
+                self._extensions.pop("trace", None)  # later events are only for `_on_sent`
         elif event == "http11.receive_response_headers.started" and self._on_sent is not None:
             self._on_sent()
 

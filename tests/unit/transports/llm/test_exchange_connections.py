@@ -403,6 +403,29 @@ async def test_a_connection_over_tls_is_used_again(tmp_path: Path, monkeypatch: 
     assert len(connected) == 1
 
 
+async def test_a_tunnel_through_a_proxy_is_not_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, trusting = tls_contexts(tmp_path)
+    monkeypatch.setattr(exchange_module, "_tls", lambda https: trusting)
+    happened: list[str] = []
+
+    async def proxy(socket: anyio.abc.ByteStream) -> None:
+        happened.append((await socket.receive()).decode().partition(" ")[0])
+        await socket.send(b"HTTP/1.1 200 OK\r\n\r\n")
+        async with await TLSStream.wrap(socket, server_side=True, ssl_context=context) as stream:
+            while b"\r\n\r\n" not in await stream.receive():
+                pass
+            await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    async with served_at(proxy) as url:
+        connection = Connection(https=True, proxy=url)
+        request = request_to(url.replace("http:", "https:"))
+        await (await connection.send(request, lambda: happened.append("sent"))).close()
+        await connection.close()
+    assert happened == ["CONNECT", "sent"]
+
+
 PLAIN = LlmSettings(base_url="http://host/v1", model="m")
 SECURE = LlmSettings(model="m")
 
