@@ -492,7 +492,7 @@ def _log_noted(body: m.ServerNoted) -> tuple[LogLine, ...]:
         case "bad_tool":
             message = f"MCP server '{body.server}' lists a tool that cannot be used: {body.text}"
         case "bad_schema":
-            message = f"MCP server '{body.server}' gives results that are not checked: {body.text}"
+            message = f"MCP server '{body.server}', tool {body.text}"  # the text says what is not checked
         case "bad_elicit":
             message = f"MCP server '{body.server}' got no answer from the user: {body.text}"
         case _:

@@ -1,5 +1,6 @@
 """What a log tells of tools that are not as they were approved, or not as they should be."""
 
+import pytest
 from recorded_turns import Tape
 
 from grue.messages import PrewarmLost, ServerEnded, ServerName, ServerNoted, SessionPrewarmed, ToolDrifted
@@ -34,14 +35,15 @@ def test_a_drift_is_told_once_an_episode_though_every_session_notes_it() -> None
     }
 
 
-def test_a_schema_that_cannot_be_used_is_a_warning() -> None:
+@pytest.mark.parametrize(
+    "text", ["t: its output schema is not used: no", "t: arguments of more than 9 bytes: not checked"]
+)
+def test_a_schema_that_cannot_be_used_is_a_warning(text: str) -> None:
     tape = Tape()
-    tape.say(ServerNoted(server=A, kind="bad_schema", text="t: its output schema is not used: no"))
+    tape.say(ServerNoted(server=A, kind="bad_schema", text=text))
     (event,) = EventFeed("e").feed(tape.envelopes[0])
     assert (event.level, event.event_type) == ("warning", "mcp_bad_schema")
-    assert event.message == (
-        "MCP server 'a' gives results that are not checked: t: its output schema is not used: no"
-    )
+    assert event.message == f"MCP server 'a', tool {text}"
 
 
 def test_a_session_lost_before_its_turn_is_a_warning_and_one_that_just_ended_is_nothing() -> None:
