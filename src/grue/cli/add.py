@@ -37,6 +37,7 @@ from grue.config.wiring import turn_limits
 from grue.engine.approval import forget_typed
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError
+from grue.runtime.files import os_cause
 from grue.runtime.safe_text import printable
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
 from grue.sandbox.launch import missing_for
@@ -184,7 +185,7 @@ def _downloaded(offered: descriptions.OfferedBundle, adding: Adding) -> Iterator
             with file.open("xb") as packed:
                 _fetch(offered.url, packed, bundles.MOST_PACKED, _BUNDLE_S, redirects=_MOST_REDIRECTS)
         except OSError as error:
-            raise MCPConfigError(f"The bundle cannot be kept in {folder}: {error.strerror}.") from error
+            raise MCPConfigError(f"The bundle cannot be kept in {folder}: {os_cause(error)}.") from error
         yield file
 
 

@@ -25,6 +25,7 @@ from grue.engine.approval import ask_at_terminal
 from grue.engine.fork import RecordedRun, read_run
 from grue.errors import LLMError, MCPConfigError, MCPError, TraceError
 from grue.policies import Misses
+from grue.runtime.files import os_cause
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.format import TRACE_FILE
 from grue.testing.offline import OFFLINE_URL
@@ -113,7 +114,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        why = "it is a file" if isinstance(error, FileExistsError) else os_cause(error)
         raise MCPConfigError(f"Cannot create the run folder {folder}: {why}.") from error
 
 

@@ -19,7 +19,7 @@ from grue.cli.saying import grue_from, say, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.other_hosts import CopiedEntry, FoundServers, find_hosts, read_host
 from grue.errors import MCPConfigError
-from grue.runtime.files import write_whole
+from grue.runtime.files import os_cause, write_whole
 from grue.runtime.safe_text import printable
 from grue.sandbox.box import Sandbox
 from grue.sandbox.launch import missing_for
@@ -61,7 +61,7 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         raise MCPConfigError(f"Cannot write into {folder}: it is not a folder.") from error
     except OSError as error:
-        raise MCPConfigError(f"Cannot write into {folder}: {error.strerror}.") from error
+        raise MCPConfigError(f"Cannot write into {folder}: {os_cause(error)}.") from error
     if not added and len(servers) > 1:
         del configuration["mcpServers"]["mind"]
         say("To use the copied servers, add them to it yourself:\n" + json.dumps(configuration, indent=2))

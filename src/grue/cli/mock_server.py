@@ -13,6 +13,7 @@ import typer
 from grue.cli import quit_at_once
 from grue.cli.saying import say
 from grue.errors import MCPConfigError
+from grue.runtime.files import os_cause
 from grue.runtime.safe_text import printable
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _serve_http(server: "MockServer", port: int, transport: Literal["http", "sse
             threading.Event().wait()
     except OSError as error:
         raise MCPConfigError(
-            f"cannot serve on port {port}: {error.strerror}. `grue mock-server --http 0` takes a free one."
+            f"cannot serve on port {port}: {os_cause(error)}. `grue mock-server --http 0` takes a free one."
         ) from error
 
 

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from grue.cli.saying import GRUE, say, shown
 from grue.errors import GameError, MCPConfigError, MCPError
+from grue.runtime.files import os_cause
 from grue.runtime.safe_text import fault_text
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -112,7 +113,7 @@ def report_os_error(error: OSError) -> NoReturn:
     """Report an error that no command has handled, and exit with 1. A closed pipe is not reported."""
     if not isinstance(error, BrokenPipeError):
         where = f"{error.filename}: " if error.filename is not None else ""
-        _complain(f"{where}{error.strerror or error}.")
+        _complain(f"{where}{os_cause(error)}.")
     # Send the rest of the output to /dev/null, so that Python's flush at exit does not fail.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(FAILED)

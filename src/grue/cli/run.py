@@ -24,6 +24,7 @@ from grue.errors import MCPConfigError
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, facts, load_config
 from grue.hosts.skill_agent.registry import StepExecutionResult
 from grue.hosts.skill_agent.run import read_run
+from grue.runtime.files import os_cause
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.offline import offline_endpoint, reply_to_task
@@ -189,7 +190,7 @@ def _default_agent(options: RunOptions) -> Path:
             shutil.copytree(EXAMPLE.parent, copy, copy_function=shutil.copyfile)
             say(f"The bundled example is now in the folder {copy}.", err=True)
     except OSError as error:
-        raise MCPConfigError(f"Cannot write the example into {copy}: {error.strerror or error}.") from error
+        raise MCPConfigError(f"Cannot write the example into {copy}: {os_cause(error)}.") from error
     if not (copy / EXAMPLE.name).exists():
         raise MCPConfigError(
             f"The folder {copy} has no {EXAMPLE.name}. Rename or remove the folder, and {GRUE} run --offline"

@@ -19,6 +19,7 @@ from grue.config.mcp_servers import configured_names
 from grue.config.settings import GameConfiguration
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError, MCPServerStartupError, MCPToolCallError
+from grue.runtime.files import os_cause
 from grue.runtime.safe_text import printable
 from grue.sandbox.box import UNITS, Preset, Sandbox, in_words
 from grue.sandbox.launch import Start, boxed, missing_for
@@ -83,7 +84,7 @@ def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
             say(printable(line), err=True)
         return status if status >= 0 else 128 - status
     except OSError as error:
-        raise MCPConfigError(f"{printable(program)} cannot be started: {error.strerror}.") from error
+        raise MCPConfigError(f"{printable(program)} cannot be started: {os_cause(error)}.") from error
     finally:
         started.end()
 

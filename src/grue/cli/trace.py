@@ -12,6 +12,7 @@ import msgspec
 
 from grue.cli.saying import GRUE, say, shown_argument, shown_path
 from grue.errors import MCPConfigError
+from grue.runtime.files import os_cause
 from grue.runtime.safe_text import printable
 from grue.tracing import replay as replaying
 from grue.tracing import show as table
@@ -261,5 +262,5 @@ def text_of(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        reason = os_cause(error) if isinstance(error, OSError) else "it is not UTF-8"
         raise MCPConfigError(f"Cannot read {path}: {reason}.", path=str(path)) from error

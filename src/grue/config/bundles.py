@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from grue.errors import MCPConfigError
-from grue.runtime.files import draft_beside
+from grue.runtime.files import draft_beside, os_cause
 from grue.runtime.safe_text import printable
 
 MANIFEST = "manifest.json"
@@ -70,7 +70,7 @@ class Bundle:
                     path.chmod(0o755)
             draft.rename(folder)
         except OSError as error:
-            raise MCPConfigError(f"Cannot unpack into {folder}: {error.strerror}.") from error
+            raise MCPConfigError(f"Cannot unpack into {folder}: {os_cause(error)}.") from error
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -102,7 +102,7 @@ def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
             archive = stack.enter_context(zipfile.ZipFile(file))
             bundle = Bundle(archive, found, is_signed)
         except OSError as error:
-            raise MCPConfigError(f"Cannot read {path}: {error.strerror or error}.") from error
+            raise MCPConfigError(f"Cannot read {path}: {os_cause(error)}.") from error
         except (zipfile.BadZipFile, ValueError, struct.error) as error:
             raise MCPConfigError(f"{path} is not a zip file.") from error
         except MCPConfigError as error:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 
 from grue.errors import MCPConfigError, MissingDependencyError
-from grue.runtime.files import as_path, os_errors_as, replacing
+from grue.runtime.files import as_path, os_cause, os_errors_as, replacing
 
 MAX_CONFIG_BYTES = 16 * 2**20
 MAX_YAML_CHARS = 2**20
@@ -129,7 +129,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
     except FileNotFoundError as exc:
         raise MCPConfigError(if_missing, path=str(path)) from exc
     except (OSError, ValueError) as exc:  # ValueError: a NUL character in the path
-        cause = getattr(exc, "strerror", None) or str(exc)
+        cause = os_cause(exc)
         raise MCPConfigError(f"Cannot read {str(path)!r}: {cause}.", path=str(path)) from exc
     if len(content) > MAX_CONFIG_BYTES:
         most = f"{MAX_CONFIG_BYTES // 2**20} MiB, the limit for a configuration file"

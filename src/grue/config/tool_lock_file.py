@@ -18,7 +18,7 @@ from grue import messages as m
 from grue.config.documents import Document, converted, file_error, parse_json, read_config_text, replace_file
 from grue.errors import MCPConfigError
 from grue.protocol.tools.lock import ToolLock, ToolPin, lock_of, screen
-from grue.runtime.files import as_path
+from grue.runtime.files import as_path, os_errors_as
 from grue.transports.mcp.listing import as_listed, read_tools
 
 T = TypeVar("T")
@@ -55,7 +55,7 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
         MCPConfigError: One of the files cannot be read, is invalid, or has a version that grue does not know.
     """
     path = as_path(path, "read_tool_lock()")
-    try:
+    with os_errors_as(MCPConfigError, f"read {str(path)!r}", path=str(path)):
         if not path.exists() and not path.is_symlink():
             return None
         if not path.is_file():
@@ -63,8 +63,6 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
                 "it is not a regular file" if path.exists() else "it is a link to a file that does not exist"
             )
             raise MCPConfigError(f"Cannot read {str(path)!r}: {why}.", path=str(path))
-    except OSError as error:
-        raise MCPConfigError(f"Cannot read {str(path)!r}: {error.strerror}.", path=str(path)) from error
     document = _parsed(path)
     version = document.value.get("version") if isinstance(document.value, dict) else None
     if isinstance(version, int) and version > _VERSION:

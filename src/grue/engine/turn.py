@@ -40,7 +40,7 @@ from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
 from grue.protocol.turn.tools import CUT
 from grue.runtime.actor import raise_crash
-from grue.runtime.files import read_regular
+from grue.runtime.files import os_cause, read_regular
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.loops.interrupts import WorkInterrupted, refuse_reentry
 from grue.runtime.loops.loop_thread import Call
@@ -299,7 +299,7 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
     try:
         return read_regular(Path(image), max_bytes=limits.max_image_bytes)
     except OSError as error:
-        raise MCPError(f"{what} cannot be read: {error.strerror or error}.") from error
+        raise MCPError(f"{what} cannot be read: {os_cause(error)}.") from error
 
 
 class ProgressSource:

@@ -33,7 +33,7 @@ from grue.protocol.chat_wire.batch_forms import Result, batch_form_of
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.chat_wire.profile import shown_endpoint
-from grue.runtime.files import LineFile, read_regular
+from grue.runtime.files import LineFile, os_cause, read_regular
 from grue.runtime.loops.sync_edge import loop_is_running
 from grue.transports.llm import endpoint as llm
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
@@ -332,7 +332,7 @@ def _lines(path: Path, kind: type[T]) -> list[T]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise FleetError(f"Cannot read {path}: {error.strerror}.") from error
+        raise FleetError(f"Cannot read {path}: {os_cause(error)}.") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FleetError(f"{path} is damaged: {error}.") from error
 

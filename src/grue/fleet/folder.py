@@ -41,7 +41,7 @@ from grue.errors import FleetError
 from grue.fleet.broker import Amount, FleetBudget, Rate
 from grue.fleet.course import Course
 from grue.fleet.identity import ID_LENGTH
-from grue.runtime.files import draft_beside, drafted, os_errors_as, read_regular, write_whole
+from grue.runtime.files import draft_beside, drafted, os_cause, os_errors_as, read_regular, write_whole
 
 MANIFEST, LOCK, LEDGER, STOP = "fleet.json", "driver.lock", "ledger.jsonl", "stop"
 LATEST, NAMED = "latest.txt", "named.txt"
@@ -357,7 +357,7 @@ def _read(path: Path, kind: type[T], most_bytes: int = _MOST_BYTES) -> T | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise FleetError(f"Cannot read {path}: {error.strerror}.") from error
+        raise FleetError(f"Cannot read {path}: {os_cause(error)}.") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         remedy = (
             "Run the sweep again, and it is written anew."

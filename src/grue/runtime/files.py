@@ -20,6 +20,11 @@ _USUAL_LINE = 2**20
 _CHUNK = 2**20
 
 
+def os_cause(error: Exception) -> str:
+    """Return the cause that an `OSError` names, also one without an `errno`, such as `shutil.Error`."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
 @contextmanager
 def os_errors_as(kind: Callable[..., MCPError], doing: str, **about: str) -> Iterator[None]:
     """Raise a system's `OSError` in the block as `kind("Cannot DOING: CAUSE.", **about)`."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from grue.runtime.files import as_path, write_whole
+from grue.runtime.files import as_path, os_cause, write_whole
 from grue.runtime.safe_text import printable
 
 MAX_FILE_BYTES = 2**20
@@ -186,8 +186,9 @@ def _refusing(path: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = _REASONS.get(error.errno or 0)
-        said = f"{{}}: {error.strerror}." if reason is None else reason
-        raise RefusedPath(said.format(_shown(path))) from error
+        shown = _shown(path)
+        text = f"{shown}: {os_cause(error)}." if reason is None else reason.format(shown)
+        raise RefusedPath(text) from error
 
 
 def _described(entry: "os.DirEntry[str]") -> str:

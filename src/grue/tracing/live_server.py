@@ -25,6 +25,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from grue.errors import MCPConfigError, TraceError
+from grue.runtime.files import os_cause
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import EpisodeEnded
 from grue.tracing.marks import HUMAN, MOST_REASON, Mark, place_of_marks, read_marks, write_mark
@@ -105,7 +106,7 @@ class LiveFeed:
             self._write_piece()
             self._error = str(error)
         except OSError as error:  # for example, the disk with the temporary files is full
-            self._error = f"The page gets no further messages: {error.strerror}."
+            self._error = f"The page gets no further messages: {os_cause(error)}."
 
     def _write_piece(self) -> None:
         feed = self._feed
@@ -144,7 +145,7 @@ class LiveServer(ThreadingHTTPServer):
             super().__init__((HOST, port), _Handler)
         except OSError as error:
             raise MCPConfigError(
-                f"Cannot listen at {HOST}:{port}: {error.strerror}. Choose another --port,"
+                f"Cannot listen at {HOST}:{port}: {os_cause(error)}. Choose another --port,"
                 " or none: `grue trace serve` takes a free one."
             ) from error
         self.feed = feed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from grue.errors import TraceError
-from grue.runtime.files import expanded, next_line, open_regular, os_errors_as, read_regular
+from grue.runtime.files import expanded, next_line, open_regular, os_cause, os_errors_as, read_regular
 
 
 def folder(path: Path) -> None:
@@ -105,6 +105,19 @@ def test_an_error_of_the_system_is_told_and_what_a_signal_handler_raises_is_pass
     with pytest.raises(TimeoutError) as raised, os_errors_as(TraceError, "write it"):
         raise alarm
     assert raised.value is alarm
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FileNotFoundError(2, "No such file or directory"), "No such file or directory"),
+        (OSError("the alarm"), "the alarm"),
+        (OSError(), "OSError"),
+        (ValueError("embedded null byte"), "embedded null byte"),
+    ],
+)
+def test_the_cause_of_an_error_is_never_none(error: Exception, text: str) -> None:
+    assert os_cause(error) == text
 
 
 def test_lines_come_whole_whatever_their_length() -> None:

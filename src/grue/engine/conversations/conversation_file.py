@@ -28,7 +28,7 @@ from grue.errors import ConversationError, TraceError
 from grue.policies import ApprovalQuestion
 from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.context.history import History, Ledger
-from grue.runtime.files import LineFile, next_line, open_regular
+from grue.runtime.files import LineFile, next_line, open_regular, os_cause
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.trace.format import error_text
 
@@ -316,7 +316,7 @@ def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, i
                 yield number, _LINES.decode(line) if line.endswith(b"\n") else None, size
                 number += 1
     except OSError as error:
-        why = error.strerror or error
+        why = os_cause(error)
         raise ConversationError(
             f"Cannot read the conversation file {path}: {why}.", path=str(path)
         ) from error

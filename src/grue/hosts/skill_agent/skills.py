@@ -18,7 +18,7 @@ from grue.config import documents
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosting import ConfinedFolder
 from grue.hosts.skill_agent.registry import AGENT, READS, ActionType
-from grue.runtime.files import read_regular
+from grue.runtime.files import os_cause, read_regular
 
 SKILL_FILE = "SKILL.md"
 _MOST_SKILLS = 200
@@ -134,7 +134,7 @@ def _files(folder: Path) -> list[Path]:
     try:
         found = sorted(path / SKILL_FILE for path in folder.iterdir() if _may_exist(path / SKILL_FILE))
     except OSError as error:
-        raise MCPConfigError(f"The folder of skills {folder} cannot be read: {error.strerror}.") from error
+        raise MCPConfigError(f"The folder of skills {folder} cannot be read: {os_cause(error)}.") from error
     if len(found) > _MOST_SKILLS:
         raise MCPConfigError(f"The folder of skills {folder} has more than {_MOST_SKILLS} skills.")
     return found
@@ -155,7 +155,7 @@ def _text(path: Path) -> str:
             path, error.object[: error.start].count(b"\n") + 1, "it is not UTF-8 text"
         ) from error
     except OSError as error:
-        raise _malformed(path, 1, f"it cannot be read: {error.strerror}") from error
+        raise _malformed(path, 1, f"it cannot be read: {os_cause(error)}") from error
 
 
 def _allowed(value: object, path: Path, line: int) -> tuple[AllowedTool, ...] | None:

@@ -39,6 +39,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 import anyio
 
 from grue.errors import MCPConfigError, MCPError, SandboxError
+from grue.runtime.files import os_cause
 from grue.runtime.processes.descendants import Descendants, live_members
 from grue.runtime.processes.guard import guard
 from grue.runtime.processes.limits import ServerExit
@@ -292,7 +293,7 @@ class ProcessRegistry:
         except (OSError, ValueError, SandboxError) as error:
             if boxed is not None:
                 _end_box(boxed)
-            why = getattr(error, "strerror", None) or error
+            why = os_cause(error)
             raise SpawnError(f"{command}: {why}", remedy=_more_room(error)) from error
         return self._admit(leader, boxed, released=not shim)
 
@@ -395,7 +396,7 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
         try:
             os.stat(f"{cwd}/.")  # noqa: PTH116
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
+            why = os_cause(error)
             raise SpawnError(f"The working directory {cwd} cannot be used: {why}.") from error
     if "/" in command:
         path = os.path.join(base, command)  # noqa: PTH118
@@ -444,7 +445,7 @@ def _in_box(
         raise SpawnError(error.problem, remedy=error.remedy) from error
     except OSError as error:
         guard.release(scratch)
-        why = f"The box of {program} cannot be made: {error.strerror}"
+        why = f"The box of {program} cannot be made: {os_cause(error)}"
         raise SpawnError(why, remedy=_more_room(error)) from error
 
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import TraceError
-from grue.runtime.files import MAX_LINE_BYTES, next_line, open_regular, read_regular
+from grue.runtime.files import MAX_LINE_BYTES, next_line, open_regular, os_cause, read_regular
 from grue.runtime.trace import format as fmt
 from grue.runtime.trace.recorder import Envelope
 
@@ -201,7 +201,7 @@ class TraceReader(Generic[B]):
             content = read_regular(path)
         except OSError as error:
             raise TraceError(
-                f"{where}: cannot read its payload {path}: {error.strerror}. "
+                f"{where}: cannot read its payload {path}: {os_cause(error)}. "
                 "A trace is copied together with the folder of payloads beside it."
             ) from error
         if hashlib.sha256(content).hexdigest() != sha256:
@@ -235,6 +235,8 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return open_regular(path)
     except OSError as error:
+        if error.errno is None:
+            raise  # a signal handler of the program has raised it
         text = f"Cannot read the trace file {path}: {error.strerror}."
         if isinstance(error, FileNotFoundError):
             text += " Name a run folder or a trace file; `grue runs` lists the runs."

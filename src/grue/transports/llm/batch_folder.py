@@ -20,7 +20,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -29,7 +29,7 @@ from msgspec import Meta, Struct
 
 from grue.errors import MCPError
 from grue.protocol.chat_wire.batch_forms import BatchForm, Result
-from grue.runtime.files import LineFile, read_regular, replacing, write_whole
+from grue.runtime.files import LineFile, os_errors_as, read_regular, replacing, write_whole
 from grue.runtime.loops.closing import Closing
 
 T = TypeVar("T")
@@ -249,15 +249,9 @@ class BatchFolder(Closing):
         self._wanted[item] = number
         self._by_turn.setdefault(self.turn_of(item), []).append(item)
 
-    @contextmanager
-    def using(self) -> Iterator[None]:
+    def using(self) -> AbstractContextManager[None]:
         """Translate an `OSError` of the block into `BatchFolderError`."""
-        try:
-            yield
-        except OSError as error:
-            if error.errno is None:
-                raise  # a signal handler of the program has raised it
-            raise BatchFolderError(f"Cannot use the batch folder {self.path}: {error.strerror}.") from error
+        return os_errors_as(BatchFolderError, f"use the batch folder {self.path}")
 
     def _submission_of(self, number: int) -> Path:
         return self.path / "submissions" / f"{number:04d}.json"

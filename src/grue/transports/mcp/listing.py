@@ -24,7 +24,7 @@ from grue import messages as m
 from grue.policies import ToolAnnotations
 from grue.protocol.json_text import json_object
 from grue.protocol.tools.server_tasks import seconds_in
-from grue.runtime.files import expanded, require_regular, write_whole
+from grue.runtime.files import expanded, os_cause, require_regular, write_whole
 from grue.runtime.safe_text import well_formed
 from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.server_requests import Notify
@@ -306,5 +306,5 @@ def _seen(name: m.ServerName, content: bytes) -> SeenListing:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError):
-        return error.strerror or "it cannot be read"
+        return os_cause(error)
     return "it is damaged" if isinstance(error, msgspec.DecodeError | RecursionError) else str(error)

@@ -17,6 +17,7 @@ from mcp.client.auth import OAuthFlowError
 from mcp.shared.auth import AuthorizationCodeResult
 
 from grue.errors import MCPError
+from grue.runtime.files import os_cause
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.http_faults import AuthorizationRefused
@@ -126,7 +127,7 @@ def log_in(
         loopback = Loopback(auth.redirect_port)
     except OSError as error:
         raise LoginRefused(
-            f"Port {auth.redirect_port} of 127.0.0.1 cannot be used: {error.strerror}."
+            f"Port {auth.redirect_port} of 127.0.0.1 cannot be used: {os_cause(error)}."
         ) from error
 
     def returned() -> AuthorizationCodeResult:

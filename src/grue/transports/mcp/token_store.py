@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.runtime.files import expanded, write_whole
+from grue.runtime.files import expanded, os_cause, write_whole
 from grue.runtime.loops.beside_loop import start_in_daemon_thread
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
@@ -177,7 +177,7 @@ class TokenStore:
         try:
             yield
         except OSError as error:
-            why = error.strerror or type(error).__name__
+            why = os_cause(error)
             raise faults.tokens_not_kept(self.file.parent, why) from error
 
 

@@ -212,7 +212,9 @@ def test_a_file_that_may_not_be_read_is_one_sentence(path: Path, monkeypatch: py
         read_trace(path, Body)
 
 
-@pytest.mark.parametrize("interrupted", ["trace.format.check_numbers", "trace.reader.next_line"])
+@pytest.mark.parametrize(
+    "interrupted", ["trace.format.check_numbers", "trace.reader.next_line", "trace.reader.open_regular"]
+)
 def test_what_a_signal_handler_raises_is_no_error_of_the_file(
     path: Path, interrupted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
