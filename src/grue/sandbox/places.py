@@ -1,8 +1,9 @@
 """The rules that say which files a box opens: the system's, the program's, and those in the box's settings.
 
-The rules are made anew at each start, since links and folders change. If a path is a link in a folder that
-the program may write, the link's target must be in that folder, too, or be a well-known interpreter.
-Otherwise the program could make a link there, and its next box would open the target of the link.
+The rules are made anew at each start, since links and folders change. If a path leads through a folder that
+the program may write, it must also end in such a folder, or at an interpreter. Otherwise the program could
+make a link there, and its next box would open the target. Of such an interpreter, a box opens the file, and
+the libraries beside it, but no folder above.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -42,7 +44,10 @@ _WIDE = ("node_modules", "site-packages", "dist-packages")
 _ROOTS = ("package.json", "pyproject.toml", "go.mod", "Cargo.toml")
 _MOST_TEXT_BYTES = 1 << 16
 _MOST_SIBLINGS = 20_000
+_MOST_LINKS = 40
 _INTERPRETERS = re.compile(r"(python|pypy|node|bun|deno|ruby|perl|php|java|env|sh|bash|dash|busybox)[0-9.]*")
+# One of these is beside the `bin` of an interpreter's installation.
+_LIBRARIES = ("include/node", *(f"lib/{name}" for name in ("py*/os.py", "ruby", "perl5", "php", "modules")))
 _INTERPRETER = re.compile(rb"#! *([^\s]+)(?:[ \t]+([^\n]*))?")
 
 
@@ -78,11 +83,12 @@ def places_of(
             raise SandboxError(why, remedy="Create it, or leave it out.")
     # Resolve the program's path only once, so that the check and the rules are about the same files.
     chain = tuple(_chain(program))
-    _refuse_planted_interpreter(chain, written)
-    own = [*own_folders(chain, args, cwd, written), *_module_folders(env, cwd)]
+    changeable = [real_path(path) for path in written]
+    _refuse_planted(chain, changeable)
+    own = [*own_folders(chain, args, cwd, changeable), *_module_folders(env, cwd)]
     read = [_absolute(path, cwd) for path in box.read]
-    real = _without_links((*written, *read, *own), written)
-    started = None if box.execute is None else _programs(box.execute, chain, cwd, env, written)
+    real = _without_links((*written, *read, *own), changeable)
+    started = None if box.execute is None else _programs(box.execute, chain, cwd, env, changeable)
     hidden = [real_path(_absolute(path, cwd)) for path in box.hide]
     system = _system_rules(_state_of_system(), executable=started is None)
     run = EXECUTE if started is None else 0
@@ -98,19 +104,28 @@ def places_of(
 
 
 def own_folders(
-    chain: Sequence[str], args: Sequence[str], cwd: str, written: Sequence[str] = ()
+    chain: Sequence[str], args: Sequence[str], cwd: str, changeable: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Return the paths of a program (`chain`) and its script (in `args`), and folders that belong to them."""
-    found: list[str] = []
-    for path in chain:
-        found += _installation(path, written)
+    """Return the paths of a program (`chain`) and its script (in `args`), and folders that belong to them.
+
+    `changeable` are the folders that the program may write, with links resolved.
+    """
+    found = _belonging(chain, changeable)
     for argument in args[:8]:
         word = argument.partition("=")[2] if argument.startswith("-") else argument
         path = os.path.join(cwd, word)  # noqa: PTH118
         if word and os.path.isfile(path) and not _is_data(path):  # noqa: PTH113
-            found += _installation(path, written)
-            found += _installation(real_path(path), written)
+            found += _belonging((path, real_path(path)), changeable)
     return tuple(dict.fromkeys(found))
+
+
+def _belonging(chain: Iterable[str], changeable: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    planted = False  # whether the boxed program may have chosen the rest of the chain
+    for path in chain:
+        found += [path, *_libraries(path)] if planted else _installation(path, changeable)
+        planted = planted or _leads_through(path, changeable)
+    return found
 
 
 def home() -> str:
@@ -171,50 +186,58 @@ def _chain(program: str) -> Iterator[str]:
         program = os.fsdecode(found[1])
 
 
-def _installation(path: str, written: Sequence[str] = ()) -> list[str]:
+def _installation(path: str, changeable: Sequence[str]) -> list[str]:
     """Return the path of a program or script, and the folders of its installation, such as its package's."""
     if path.startswith(_opened_trees()):
         return [path]
     folder = os.path.dirname(os.path.abspath(path))  # noqa: PTH100, PTH120
     parent = os.path.dirname(folder)  # noqa: PTH120
-    found = [path]
     packages = packages_of(folder)
     if packages is not None:
         return [each for each in (path, packages) if not is_too_wide(each)]
     if os.path.isfile(f"{parent}/pyvenv.cfg"):  # noqa: PTH113
-        return [*found, *_environment(parent, written)]
+        return [path, *_environment(parent, changeable)]
     if os.path.basename(folder) in ("bin", "sbin", "Scripts"):  # noqa: PTH119
-        if parent not in ("/", "/usr", "/usr/local") and not is_too_wide(parent):
-            names = ("bin", "lib", "lib64", "libexec", "share", "include")
-            found += _existing(f"{parent}/{each}" for each in names)
-        return found
-    root = folder
+        return [path, *_beside_bin(parent)]
     # The program could remove one of `_ROOTS` from a folder that it may write, to have a folder above opened.
-    changeable = any(within(root, each) or within(real_path(root), real_path(each)) for each in written)
-    while not changeable and not is_too_wide(root):
+    root = "/" if _leads_through(folder, changeable) else folder
+    while not is_too_wide(root):
         if any(os.path.isfile(f"{root}/{name}") for name in _ROOTS):  # noqa: PTH113
-            return [*found, root]
+            return [path, root]
         root = os.path.dirname(root)  # noqa: PTH120
-    return [*found, folder] if not is_too_wide(folder) else found
+    return [path] if is_too_wide(folder) else [path, folder]
 
 
-def _environment(root: str, written: Sequence[str]) -> list[str]:
+def _libraries(path: str) -> list[str]:
+    """Return the folders of the installation that an interpreter belongs to; none for another program."""
+    prefix, name = os.path.split(os.path.dirname(path))  # noqa: PTH120
+    if path.startswith(_opened_trees()) or name != "bin" or not _is_interpreter(path):
+        return []
+    return _beside_bin(prefix) if any(any(Path(prefix).glob(each)) for each in _LIBRARIES) else []
+
+
+def _beside_bin(prefix: str) -> list[str]:
+    if prefix in ("/", "/usr", "/usr/local") or is_too_wide(prefix):
+        return []
+    names = ["bin", "lib", "lib64", "libexec", "include"]
+    if prefix != f"{home()}/.local":  # its `share` has the data of all programs
+        names.append("share")
+    return _existing(f"{prefix}/{each}" for each in names)
+
+
+def _environment(root: str, changeable: Sequence[str]) -> list[str]:
     """Return the virtual environment `root`, folders of its base Python, and those that `.pth` files list."""
     found = [root]
     for line in _text(f"{root}/pyvenv.cfg"):
         key, _, value = line.partition("=")
         if key.strip() == "home" and value.strip().startswith("/"):
-            python = f"{real_path(value.strip())}/python3"
-            # Leave out a base Python in another environment: the program may have written this line.
-            if os.access(python, os.X_OK) and not _is_in_environment(python):
-                found += _installation(python)[1:]
-    changeable = [real_path(path) for path in written]
+            # The program may have written this line.
+            found += _libraries(f"{real_path(value.strip())}/python3")
     for version in _listed(f"{root}/lib"):
         folder = f"{root}/lib/{version}/site-packages"
         for path in (f"{folder}/{name}" for name in _pth_files(folder)):
             # The program could have added any folder to a `.pth` file that it may write or replace.
-            way = (root, f"{root}/lib", f"{root}/lib/{version}", folder, path) if changeable else ()
-            if not any(within(real_path(part), each) for part in way for each in changeable):
+            if not _leads_through(path, changeable):
                 found += _added_by(path)
     return found
 
@@ -308,7 +331,7 @@ def _base_python() -> tuple[str, ...]:
 
 
 def _programs(
-    names: Iterable[str], chain: Sequence[str], cwd: str, env: Mapping[str, str], written: list[str]
+    names: Iterable[str], chain: Sequence[str], cwd: str, env: Mapping[str, str], changeable: Sequence[str]
 ) -> list[str]:
     import shutil
 
@@ -318,9 +341,9 @@ def _programs(
         if path is None or not os.path.exists(path):  # noqa: PTH110
             raise SandboxError(f"The box lets the program start {name}, which does not exist.")
         listed = tuple(_chain(path))
-        _refuse_planted_interpreter(listed, written)
+        _refuse_planted(listed, changeable)
         found += listed
-    return _without_links(found, written)
+    return _without_links(found, changeable)
 
 
 def _workspace(cwd: str) -> str:
@@ -333,42 +356,57 @@ def _workspace(cwd: str) -> str:
     return cwd
 
 
-def _refuse_planted_interpreter(chain: Sequence[str], written: Sequence[str]) -> None:
-    """Refuse a link or script in one of the `written` folders that leads out, except to known interpreters.
+def _refuse_planted(chain: Sequence[str], changeable: Sequence[str]) -> None:
+    """Refuse a link or script in a `changeable` folder that leads out, except to an interpreter.
 
-    The boxed program may have made it, to have its next box open a file outside. An interpreter of a virtual
-    environment outside is refused, too: the box would open the environment and what its `.pth` files list.
+    The boxed program may have made it, to have its next box open a file outside.
     """
     for path, then in itertools.pairwise(chain):
-        changeable = any(within(path, each) or within(real_path(path), each) for each in written)
-        harmless = _is_interpreter(then) and not _is_in_environment(then)
-        if changeable and not harmless and not any(within(then, each) for each in written):
+        allowed = _is_interpreter(then) or _leads_through(then, changeable)
+        if not allowed and _leads_through(path, changeable):
             why = f"{path} leads to {then}, and the program may write the folder that it is in."
             raise SandboxError(why, remedy="The program may have made it so. Name the program where it is.")
 
 
-def _without_links(paths: Iterable[str], written: list[str]) -> list[str]:
-    """Return `paths` with links resolved. Refuse a link that leads out of a `written` folder.
+def _without_links(paths: Iterable[str], changeable: Sequence[str]) -> list[str]:
+    """Return `paths` with links resolved. Refuse a link in a `changeable` folder that leads out.
 
-    Do not refuse a link with an interpreter's name that leads to an interpreter.
+    Do not refuse a link to an interpreter: virtual environments have one.
     """
-    if not written:
-        return [real_path(path) for path in paths]
     found = []
-    bases = [(folder, real_path(folder)) for folder in written]
     for path in paths:
         real = real_path(path)
         found.append(real)
-        if _is_interpreter(path) and _is_interpreter(real):
-            # Allow this link: virtual environments link to `python`.
-            continue
-        for folder, base in bases:
-            # `folder` may be a link, which the program cannot replace: compare with the link's target.
-            if path != folder and within(path, folder) and not within(real, base):
+        left = [each for each in changeable if not within(real, each)]
+        if left and path != real and not _is_interpreter(real):
+            places = tuple(_places_on(path))
+            if any(place != each and within(place, each) for place in places for each in left):
                 why = f"The box opens {path}, which is a link to {real}, and the program may write there."
                 remedy = "The program may have made it. Remove the link, or name where it leads."
                 raise SandboxError(why, remedy=remedy)
     return found
+
+
+def _leads_through(path: str, folders: Sequence[str]) -> bool:
+    """Return whether a path leads through one of the folders, also if links lead there and away again."""
+    return bool(folders) and any(within(place, each) for place in _places_on(path) for each in folders)
+
+
+def _places_on(path: str) -> Iterator[str]:
+    """Yield the files and folders that the kernel passes when it opens a path, those of links included."""
+    place, rest, links = "", path.split("/"), 0
+    while rest:
+        name = rest.pop(0)
+        if name == "..":
+            place = os.path.dirname(place)  # noqa: PTH120
+        elif name not in ("", "."):
+            place = f"{place}/{name}"
+            yield place
+            with contextlib.suppress(OSError):
+                target = os.readlink(place)  # noqa: PTH115
+                links += 1
+                rest = [*target.split("/"), *rest] if links <= _MOST_LINKS else []
+                place = "" if target.startswith("/") else os.path.dirname(place)  # noqa: PTH120
 
 
 def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[Rule]:
@@ -395,11 +433,15 @@ def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[
 
 
 def _is_interpreter(path: str) -> bool:
-    return _INTERPRETERS.fullmatch(os.path.basename(path)) is not None  # noqa: PTH119
+    """Return whether a path is a well-known interpreter, but not one of a virtual environment.
 
-
-def _is_in_environment(python: str) -> bool:
-    return os.path.isfile(f"{os.path.dirname(os.path.dirname(python))}/pyvenv.cfg")  # noqa: PTH113, PTH120
+    With an interpreter of an environment, a box would open the environment and what its `.pth` files list.
+    """
+    folder, name = os.path.split(path)
+    if not _INTERPRETERS.fullmatch(name) or os.path.isfile(f"{os.path.dirname(folder)}/pyvenv.cfg"):  # noqa: PTH113, PTH120
+        return False
+    # Outside of the system's folders, a name is not enough: any project may have a script or a text `env`.
+    return path.startswith(_opened_trees()) or (os.access(path, os.X_OK) and b"\0" in _head(path))
 
 
 def within(path: str, folder: str) -> bool:

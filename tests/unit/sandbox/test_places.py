@@ -10,6 +10,8 @@ from grue.sandbox.box import Sandbox
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE
 from grue.sandbox.places import Places, _chain, _system_rules, is_too_wide, own_folders, places_of
 
+COMPILED = "\x7fELF\0"
+
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -90,8 +92,8 @@ def test_a_package_of_npm_has_all_node_modules(home: Path) -> None:
 
 def test_a_virtual_environment_has_its_python_and_what_its_pth_files_add(home: Path) -> None:
     venv, base, source = home / "v", home / ".pyenv" / "3", home / "elsewhere" / "src"
-    python = program(base / "bin" / "python3")
-    (base / "lib").mkdir()
+    python = program(base / "bin" / "python3", COMPILED)
+    program(base / "lib" / "python3.11" / "os.py")
     source.mkdir(parents=True)
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").symlink_to(python)
@@ -105,7 +107,9 @@ def test_a_virtual_environment_has_its_python_and_what_its_pth_files_add(home: P
     # The program can write or replace the file, so a line in it opens nothing elsewhere.
     (linked := home / "linked").symlink_to(site)
     for written in (venv, venv / "lib", site.parent, site, site / "editable.pth", linked):
-        changeable = own_folders(tuple(_chain(str(venv / "bin" / "python"))), (), str(home), [str(written)])
+        changeable = own_folders(
+            tuple(_chain(str(venv / "bin" / "python"))), (), str(home), [os.path.realpath(written)]
+        )
         assert str(source) not in changeable, written
         assert str(base / "lib") in changeable
     other = own_folders(tuple(_chain(str(venv / "bin" / "python"))), (), str(home), [str(site / "pkg")])
@@ -134,6 +138,86 @@ def test_what_the_program_may_have_planted_opens_nothing(home: Path, planted: st
     # Out of its reach, the same is the user's own arrangement.
     if planted != "pyvenv":
         assert may(places(Sandbox(), home, command), secrets / "run", READ_FILE)
+
+
+@pytest.mark.parametrize("planted", ["link", "#!", "pyvenv", "script"])
+def test_an_interpreters_name_opens_no_project(home: Path, planted: str) -> None:
+    workspace, other = home / "work", home / "other"
+    node = program(other / "tools" / "node", COMPILED)
+    program(other / "tools" / "python3", COMPILED)
+    (other / "package.json").write_text("{}")
+    command, args = str(workspace / "server"), [str(workspace / "server.py")]
+    match planted:
+        case "link":
+            (workspace / "server").symlink_to(node)
+        case "#!":
+            program(workspace / "server", f"#!{node}\n")
+        case "pyvenv":
+            (workspace / "pyvenv.cfg").write_text(f"home = {other / 'tools'}\n")
+            command = program(workspace / "bin" / "server")
+        case _:
+            command = "/bin/sh"
+            (workspace / "server.py").symlink_to(node)
+    found = places(Sandbox(preset="files"), workspace, command, *args)
+    assert not may(found, other / "package.json", READ_FILE)
+    assert not may(found, other / "tools" / "secret", READ_FILE)
+    assert may(found, node, READ_FILE | EXECUTE) is (planted != "pyvenv")
+
+
+@pytest.mark.parametrize("text", ["#!/bin/sh\n", "KEY=1\n"])
+def test_a_script_or_a_text_with_an_interpreters_name_is_none(home: Path, text: str) -> None:
+    (home / "work" / "server").symlink_to(program(home / "other" / "env", text))
+    with pytest.raises(SandboxError, match="may have made it"):
+        places(Sandbox(preset="files"), home / "work", str(home / "work" / "server"))
+
+
+def test_an_interpreter_outside_of_the_system_opens_its_libraries(home: Path) -> None:
+    workspace, prefix = home / "work", home / ".nvm" / "versions" / "node" / "v22"
+    (home / ".nvm" / "package.json").parent.mkdir()
+    (home / ".nvm" / "package.json").write_text("{}")
+    (workspace / "node").symlink_to(program(prefix / "bin" / "node", COMPILED))
+    program(prefix / "include" / "node" / "node.h")
+    program(prefix / "lib" / "node_modules" / "npm" / "cli.js")
+    found = places(Sandbox(preset="files"), workspace, str(workspace / "node"))
+    assert may(found, prefix / "lib" / "node_modules" / "npm" / "cli.js", READ_FILE)
+    assert not may(found, prefix / "README.md", READ_FILE)
+    assert not may(found, home / ".nvm" / "package.json", READ_FILE)
+
+
+def test_a_program_of_the_user_does_not_open_the_data_of_others(home: Path) -> None:
+    command = program(home / ".local" / "bin" / "server")
+    program(home / ".local" / "share" / "keyrings" / "login")
+    program(home / ".local" / "lib" / "module.py")
+    found = places(Sandbox(), home / "work", command)
+    assert may(found, home / ".local" / "lib" / "module.py", READ_FILE)
+    assert not may(found, home / ".local" / "share" / "keyrings" / "login", READ_FILE)
+
+
+@pytest.mark.parametrize("way", ["a link to the workspace", "a link to a link", "a folder"])
+def test_a_planted_link_is_found_behind_other_links(home: Path, way: str) -> None:
+    workspace, mine = home / "work", home / "mine"
+    run = program(home / "secrets" / "run")
+    match way:
+        case "a link to the workspace":
+            (workspace / "server").symlink_to(run)
+            mine.symlink_to(workspace)
+            command, cwd = workspace / "server", mine
+        case "a link to a link":
+            (workspace / "server").symlink_to(run)
+            mine.symlink_to("work/../work/server")
+            command, cwd = mine, workspace
+        case _:
+            (workspace / "bin").symlink_to(home / "secrets")
+            command, cwd = workspace / "bin" / "run", workspace
+    with pytest.raises(SandboxError, match="may have made it"):
+        places(Sandbox(preset="files"), cwd, str(command))
+
+
+def test_a_circle_of_links_ends(home: Path) -> None:
+    (home / "work" / "a").symlink_to("b")
+    (home / "work" / "b").symlink_to("a")
+    found = places(Sandbox(preset="files", read=("a",)), home / "work")
+    assert str(home / "work" / "a") in found.opened
 
 
 def test_a_removed_project_file_does_not_open_the_project_above(home: Path) -> None:
