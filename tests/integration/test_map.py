@@ -30,7 +30,15 @@ from grue import (
     TraceWriter,
     TurnRequest,
 )
-from grue.errors import ActorCrashed, AnswerError, BudgetSpent, LLMError, TurnTimedOut
+from grue.errors import (
+    ActorCrashed,
+    AnswerError,
+    BudgetSpent,
+    LLMError,
+    MCPError,
+    TurnCancelled,
+    TurnTimedOut,
+)
 from grue.messages import Interrupted, SessionClosed, SessionOpened, TurnFailed
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left
@@ -213,6 +221,26 @@ def test_closing_it_early_cancels_what_runs(how: str) -> None:
                 runner.close()
     assert ended
     assert all(isinstance(failed.failure, Interrupted) for failed in ended)
+
+
+def test_the_items_of_turns_that_closing_the_runner_cancelled_come_before_the_error() -> None:
+    waiting = threading.Event()
+
+    def say(words: str) -> LlmReply:
+        if words != "u0":
+            waiting.wait(60)
+        return text_reply(f"re {words}")
+
+    with model(say) as asked:
+        runner = asked.runner()
+        items = runner.map(numbered(9), concurrency=2)
+        seen = [next(items)]
+        runner.close()
+        waiting.set()
+        with pytest.raises(MCPError, match="takes no further turn"):
+            seen.extend(items)
+    assert [item.index for item in seen] == [0, 1, 2, 3]
+    assert [type(item.error) for item in seen[1:]] == [TurnCancelled] * 3
 
 
 def test_what_the_requests_raise_ends_the_batch() -> None:

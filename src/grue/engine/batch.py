@@ -166,12 +166,15 @@ class Batch(Struct, frozen=True, kw_only=True):
     resume_from: CompletedTurns | None = None
 
 
-_Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]]
-"""A turn that is running or waiting, or a result that is known without running a turn."""
+_Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]] | MCPError
+"""A turn that is running or waiting; a result that is known without running a turn; or why none can run."""
 
 
 def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
-    """Yield the result of each request, in order. Closing the iterator cancels the running turns."""
+    """Yield the result of each request, in order. Closing the iterator cancels the running turns.
+
+    Raises `MCPError` in place of the result of the first turn that the closed runner did not take.
+    """
     last = length_hint(requests, 0) - 1
     numbered = enumerate(requests)
     waiting: deque[tuple[int, _Started[T]]] = deque()
@@ -205,7 +208,12 @@ def _start(index: int, request: TurnRequest[T] | str, batch: Batch, episode: Epi
         return BatchItem(index=index, error=as_ours(error))
     if completed is not None:
         return BatchItem(index=index, outcome=completed, recalled=True)
-    return episode.submit(turn.run)
+    try:
+        return episode.submit(turn.run)
+    except (
+        MCPError
+    ) as error:  # the runner is closed; the turns before this one have results, with their errors
+        return error
 
 
 def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -> TurnOutcome[T] | None:
@@ -226,6 +234,8 @@ def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -
 def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
     if isinstance(started, BatchItem):
         return started
+    if isinstance(started, MCPError):
+        raise started
     started.join()  # a Ctrl-C during this wait ends all turns
     try:
         return BatchItem(index=index, outcome=started.result())
