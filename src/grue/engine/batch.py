@@ -210,10 +210,8 @@ def _start(index: int, request: TurnRequest[T] | str, batch: Batch, episode: Epi
         return BatchItem(index=index, outcome=completed, recalled=True)
     try:
         return episode.submit(turn.run)
-    except (
-        MCPError
-    ) as error:  # the runner is closed; the turns before this one have results, with their errors
-        return error
+    except MCPError as error:
+        return error  # the runner is closed; `_item` raises it after the results of the earlier turns
 
 
 def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -> TurnOutcome[T] | None:

@@ -28,6 +28,9 @@ RETRYABLE = frozenset({408, 424, 425, 429, 498, 500, 502, 503, 504, 520, 521, 52
 _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 451})
 """Statuses of errors whose text mostly decides the reason. An error object without a status counts as 200."""
 
+NO_KEY = "There is no API key"
+"""The beginning of the sentence about the key's source if there is no key."""
+
 DOCTOR_CHECKS = " `grue doctor` checks it."
 """The last sentence of advice about an unreachable local endpoint. `grue doctor` leaves this sentence out."""
 
@@ -471,6 +474,8 @@ def _remedy(
         case "key":
             accepted = "to a key that this endpoint accepts for this model."
             return f"{key} Set {profile.key_variable} {accepted}".lstrip()
+        case "permission" if key.startswith(NO_KEY):
+            return f"{key} Set {profile.key_variable} to the key of an account that may do it."
         case "permission":
             allow = "Allow the key's account what the endpoint's words name, at the provider, or set"
             return f"{allow} {profile.key_variable} to the key of an account that may do it."
@@ -513,7 +518,8 @@ def _remedy(
         case "connection" if is_loopback(base_url) and not says(r"\[SSL|environment sets", fault.message):
             return f"Is the server running? Start it, or correct the base URL.{DOCTOR_CHECKS}"
         case "connection":
-            return "Check the base URL, the network and the proxy settings."
+            words = "Check the base URL, the network and the proxy settings."
+            return f"{words} {key}" if key.startswith(NO_KEY) else words
         # Some endpoints, such as Groq, answer a malformed call of the model with a 400.
         case "reply" if fault.status is not None and not 200 <= fault.status < 300:
             return "Choose a model that is better at calling tools."

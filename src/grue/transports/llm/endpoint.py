@@ -30,7 +30,7 @@ from grue.field_checks import OwnKeywords, check_settings, shown
 from grue.policies import SupportCheck
 from grue.protocol.chat_wire import profile as wire_profile
 from grue.protocol.chat_wire import profiles
-from grue.protocol.chat_wire.failures import Fault, describe
+from grue.protocol.chat_wire.failures import NO_KEY, Fault, describe
 from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn.completion_attempts import Breaker
@@ -88,7 +88,7 @@ def key_sentence(base_url: str, environ: Mapping[str, str]) -> str:
     if used is not None:
         return f"The key was that of {used}."
     looked_for = " and ".join(names)
-    return f"No key was sent: {looked_for} {'are' if len(names) > 1 else 'is'} not set."
+    return f"{NO_KEY}: {looked_for} {'are' if len(names) > 1 else 'is'} not set."
 
 
 def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> str:

@@ -79,7 +79,7 @@ def test_settings_without_a_key_take_that_of_the_environment(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        ({}, "No key was sent: GRUE_API_KEY and OPENAI_API_KEY are not set."),
+        ({}, "There is no API key: GRUE_API_KEY and OPENAI_API_KEY are not set."),
         (KEYS, "The key was that of OPENAI_API_KEY."),
         (KEYS | OWN, "The key was that of GRUE_API_KEY."),
     ],
@@ -104,6 +104,24 @@ def test_a_refused_key_is_an_error_that_says_where_it_was_looked_for(
         assert read.describe(refused).remedy.startswith(f"Set {name} to "), "as for a key of pyproject.toml"
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(kind="refused", status=403, message="no"),
+        Fault(kind="unreachable", message="cannot connect: no route to host"),
+    ],
+)
+def test_an_error_of_an_endpoint_says_that_there_is_no_key(
+    fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = LlmSettings(base_url="https://llm.example/v1", model="m")
+    for key, is_said in (("", True), ("sk-grue-0123456789", False)):
+        monkeypatch.setenv("GRUE_API_KEY", key)
+        remedy = LlmEndpoint(settings).describe(fault).remedy
+        assert ("There is no API key: GRUE_API_KEY is not set." in remedy) is is_said
+        assert "key of an account" in remedy or fault.status is None
+
+
 @pytest.mark.parametrize("header", ["Authorization", "api-key"])
 def test_a_refused_key_in_a_header_of_ones_own_is_an_error_that_names_the_header(
     header: str, monkeypatch: pytest.MonkeyPatch
@@ -125,7 +143,7 @@ def test_another_header_that_looks_like_a_secret_is_not_the_key(monkeypatch: pyt
     headers = {"Helicone-Auth": "Bearer sk-own-0123456789"}
     settings = LlmSettings(base_url="https://api.openai.com/v1", model="m", extra_headers=headers)
     refused = Fault(kind="refused", status=401, message="no")
-    assert LlmEndpoint(settings).describe(refused).remedy.startswith("No key was sent")
+    assert LlmEndpoint(settings).describe(refused).remedy.startswith("There is no API key")
 
 
 def test_a_runner_redacts_the_key_that_the_environment_gave(monkeypatch: pytest.MonkeyPatch) -> None:
