@@ -765,7 +765,9 @@ def doctor(
 
     Each server is started, or contacted if it has a URL. The model and each of
     its fallback models get a few small requests. A reply has at most 400 tokens.
-    The exit status is 1 if something is wrong.
+    The exit status is 1 if something is wrong. If no model is named anywhere, and
+    there is no API key for the default one, no model is checked: the command says
+    so, and this is not wrong.
 
     If you give neither --model nor --base-url, and pyproject.toml has no table
     tool.grue.llm, the model is the first that a .py file in the working directory

@@ -94,13 +94,15 @@ def run(
     """Run the episodes of a sweep that have no result yet. After a stop, the same command continues.
 
     An episode is one call of the sweep's function. Its result is what the
-    function returns, or the error that it raises. While episodes run, the command
-    shows the progress: at a terminal in rows that change, else as lines of JSON.
+    function returns, or an error of its own that it raises. While episodes run,
+    the command shows the progress: at a terminal in rows that change, else as
+    lines of JSON.
 
-    An episode has no result if its worker process was killed, or if a server or
-    the model could not be reached. It is then tried again, up to three times in
-    all. After that, only `grue fleet retry` runs it. The exit status is 1 if an
-    episode is left without a result.
+    An episode has no result if its worker process was killed, a server or the
+    model could not be reached, the API key was refused, the account has no
+    credit, or the machine failed (such as a full disk). It is then tried again,
+    up to three times in all. After that, only `grue fleet retry` runs it. The
+    exit status is 1 if an episode is left without a result.
 
     At Ctrl-C no further episodes are started, and the command ends when the
     running ones have ended. A second Ctrl-C cancels them. The exit status is
@@ -126,11 +128,11 @@ def retry(
 ) -> bool:
     """Run those episodes of a sweep that have no result, even if `grue fleet run` has given them up.
 
-    `grue fleet run` gives an episode up after three attempts in which its worker
-    was killed, or a server or the model could not be reached. An error that the
-    sweep's function raised is a result: such an episode is not run again. The
-    exit status is 1 if an episode is left without a result. At Ctrl-C the command
-    ends as `grue fleet run` does.
+    `grue fleet run` gives an episode up after three attempts that ended without a
+    result, for example because the API key was refused. Its help lists the
+    causes. Any other error of the sweep's function is a result: such an episode
+    is not run again. The exit status is 1 if an episode is left without a result.
+    At Ctrl-C the command ends as `grue fleet run` does.
     """
     from grue.cli.fleet import run_fleet
 

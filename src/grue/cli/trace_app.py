@@ -87,8 +87,8 @@ def trace_show(
         False,
         "--follow",
         "-f",
-        help="After the recorded messages, print new ones as they come, until the episode ends or "
-        "you press Ctrl-C, which ends it with status 0.",
+        help="After the recorded messages, print new ones as they come, until the episode ends. "
+        "Ctrl-C ends only this command.",
     ),
     as_json: bool = JSON_LINES,
     width: int | None = _WIDTH,
@@ -128,11 +128,12 @@ def trace_cache(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
     A provider's prompt cache can serve the beginning of a prompt, as far as it is
-    the same as that of an earlier prompt. A request should repeat all of an
-    earlier prompt of its conversation. A conversation's first request should
-    repeat the tools and the system prompt of another conversation's. If a request
-    does not, it breaks off: the command names the first difference, and the
-    message that caused it. The last three columns of the table are:
+    the same as that of an earlier prompt. So a request should repeat all of an
+    earlier one of its conversation. A conversation's first request is compared
+    with the latest first request of another conversation to the same model, and
+    should repeat its tools and system prompt. If a request does not, it breaks
+    off: the command names the first difference, and the message that caused it.
+    The last three columns of the table are:
 
     repeats: how much of the prompt a cache could serve.
 
@@ -237,8 +238,8 @@ def trace_query(
         ...,
         metavar="SQL",
         help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
-        "episodes, turns, calls (those of turns; `grue run` calls tools between turns) and requests; "
-        '"describe calls" lists the columns of calls.',
+        "episodes, turns, calls and requests; calls has no calls that a host makes between turns, such as "
+        'those of `grue run`. "describe calls" lists the columns of calls.',
     ),
     places: list[Path] | None = typer.Argument(
         None,

@@ -50,7 +50,10 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of request `item` of a batch: a reply's `status` and `body`, or what its `fault` needs."""
+    """The outcome of request `item` of a batch: `status` and `body` of the reply.
+
+    If there was no reply, `status` is `None`, and `kind`, `reason` and `message` say why: see `fault`.
+    """
 
     item: str
     status: int | None = None

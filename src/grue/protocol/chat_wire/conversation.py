@@ -71,7 +71,8 @@ class EncodedMessages:
             else:
                 _append(self._between[-1], message)
         if len(self._marked) > self.room:
-            # Encoding the message again without its marker would change other bytes.
+            # Cut the marker out of the encoded bytes. Encoded anew without it, the message could have another
+            # form (its `content` a text in place of a list), and the endpoint's cache would not find it.
             unmarked = self._marked.pop(0).replace(MARK, b"")
             for part in (unmarked, *self._between.pop(1)):
                 _append(self._between[0], part)

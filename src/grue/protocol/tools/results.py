@@ -124,7 +124,8 @@ def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes; `None`: it is not base64 (checked up to a megabyte)."""
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
-    # Other data may be a secret, which the trace hides: a replay would compute another size.
+    # Data that is not base64 gets no size: it may be a secret, which the trace hides, and a replay, which
+    # reads the trace, would compute another size.
     return None if clean is None else decoded_bytes(clean)
 
 
