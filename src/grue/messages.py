@@ -1666,8 +1666,8 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         parked: The state of the turn at that point.
         decisions: The answers to the questions of `parked`. A question without an answer is asked again.
-        new: What the next request adds to the conversation, if `parked.calls` is empty. If both are empty, the
-            last request is sent again. If `parked` has calls, the turn goes on with these and their results.
+        new: What the next request adds to the conversation, if `parked.calls` is empty. If both are empty,
+            the last request is sent again. With calls, the turn goes on with them and their results.
         tasks: Calls that are not sent again, because their servers can be asked for the results.
     """
 
