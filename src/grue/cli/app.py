@@ -58,12 +58,11 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    version: bool = typer.Option(
+    _version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
 ) -> None:
     """Accept the options of `grue` itself."""
-    del version
 
 
 _START = typer.Option(
@@ -491,7 +490,7 @@ def run(
     see an example without an API key, use grue run --offline: if there is no
     agent.yaml, it writes one into the folder weekly-report and runs it.
 
-    The exit status is 0 if the task is done, 3 if a tool call waits for your
+    The exit status is 0 if the task is done, 3 if an action waits for your
     approval (grue run --resume RUN asks you, at a terminal), 4 if a limit was
     reached, and 1 after any other end.
     """
@@ -727,7 +726,7 @@ def login(
         None,
         metavar="SCOPES",
         help='OAuth scopes to request besides those that the server asks for, such as "read write".',
-        show_default="none",
+        show_default="scope under auth in the server's entry in mcp_config.json, else none",
     ),
     browser: bool = typer.Option(True, help="Open the address in a browser, or only print it."),
 ) -> None:

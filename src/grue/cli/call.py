@@ -159,8 +159,7 @@ def _server_of(name: str) -> str:
         raise MCPConfigError(fault) from error
 
 
-def _show_notes(envelope: Envelope[Any], line: bytes) -> None:
-    del line
+def _show_notes(envelope: Envelope[Any], _line: bytes) -> None:
     if isinstance(envelope.body, m.ServerNoted):
         say(printable(f"{envelope.body.kind}: {envelope.body.text}", _NOTE_CHARS), err=True)
     elif isinstance(envelope.body, m.ServerDied) and envelope.body.failure.last_words:

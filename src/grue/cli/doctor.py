@@ -742,8 +742,7 @@ class _Tried:
             except MCPError as error:
                 self.failure = error
 
-    def _keep(self, envelope: Envelope[Any], line: bytes) -> None:
-        del line
+    def _keep(self, envelope: Envelope[Any], _line: bytes) -> None:
         if isinstance(envelope.body, m.CompletionReceived):
             self.replies.append(envelope.body)
         elif isinstance(envelope.body, m.ToolSupportChecked):

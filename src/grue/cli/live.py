@@ -61,9 +61,8 @@ class JsonLines(JsonPrinter):
         super().__init__(out)
         self._turn: dict[str, object] = {}
 
-    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+    def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
         """Read the next message of the trace, and print the object that it completes, if any."""
-        del line
         match envelope.body:
             case EpisodeStarted() | EpisodeResumed() as begun:
                 fields = {k: v for k, v in structs.asdict(begun).items() if k not in _LEFT_OUT}
@@ -345,9 +344,8 @@ class LiveView(Closing):
         # A daemon, because a stopped terminal blocks the thread, and at exit Python waits for other threads.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
-    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+    def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
         """Queue a message for the view's thread. Never waits, never fails."""
-        del line
         if not self._gone:
             self._arrived.append((self._clock(), envelope))
 

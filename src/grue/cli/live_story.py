@@ -158,8 +158,7 @@ class Story:
         if call is not None:
             yield _tool_line(call, f" ({duration(duration_s)})")
 
-    def _turn_over(self, body: m.TurnCompleted | m.TurnFailed) -> Iterator[Line]:
-        del body
+    def _turn_over(self, _body: m.TurnCompleted | m.TurnFailed) -> Iterator[Line]:
         for call in self._under_way.values():
             yield _tool_line(call, " (given up)")
         self._under_way.clear()

@@ -1,4 +1,4 @@
-"""Entry point of the command `grue`. It answers `--version` fast, without importing the commands."""
+"""Entry point of the command `grue`. It prints the version or the first steps without importing a command."""
 
 import io
 import os
@@ -18,7 +18,7 @@ All commands: grue --help
 
 
 def main() -> None:
-    """Run the command line and exit: 0 finished, 1 failed, 2 usage, 130 interrupted; see also --help."""
+    """Run the command line, and exit with the status that `grue --help` and the command's help explain."""
     quit_at_once()
     try:
         _make_streams_usable()
@@ -35,13 +35,10 @@ def main() -> None:
 def _run() -> None:
     from grue import __version__
 
-    if sys.argv[1:] == ["--version"]:
-        sys.stdout.write(f"grue {__version__}\n")
-        sys.stdout.flush()
-        return
-    # A shell that completes a command gives no arguments either, but sets `_GRUE_COMPLETE`.
-    if not sys.argv[1:] and "_GRUE_COMPLETE" not in os.environ:
-        sys.stdout.write(FIRST_STEPS.format(version=__version__))
+    text = {("--version",): "grue {version}\n", (): FIRST_STEPS}.get(tuple(sys.argv[1:]))
+    # A shell that completes a command also gives no arguments, but sets `_GRUE_COMPLETE`.
+    if text is not None and "_GRUE_COMPLETE" not in os.environ:
+        sys.stdout.write(text.format(version=__version__))
         sys.stdout.flush()
         return
     try:

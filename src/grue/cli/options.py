@@ -1,9 +1,8 @@
 """Options and arguments that several commands have."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
-from msgspec import Struct
 
 from grue.field_checks import is_usable
 
@@ -24,11 +23,8 @@ MCP_CONFIG_FILE = typer.Option(
 """For commands that change the file, or need a server of the user's own."""
 
 
-S = TypeVar("S", bound=Struct)
-
-
 def finite(number: float | None) -> float | None:
-    """Return the value of an option; refuse a number that is too large, infinite or `nan`."""
+    """Return the number that an option was given; refuse `nan`, and 9e18 and more, also below 0."""
     if number is not None and not is_usable(abs(number), above_0=False):
         raise typer.BadParameter(f"{number:g} is not a usable number: give a finite one below 9e18")
     return number
@@ -47,7 +43,7 @@ def turn_timeout(then: str) -> Any:
 
 
 def run_folder(written: str) -> Any:
-    """Return the option `--run-dir`. `written`: which files are written there."""
+    """Return the option `--run-dir`. `written`: the rest of a sentence about the files that are written."""
     return typer.Option(
         None,
         metavar="FOLDER",
@@ -57,7 +53,7 @@ def run_folder(written: str) -> Any:
 
 
 def resume(what: str, also: str, but: str = "") -> Any:
-    """Return the option `--resume`. `also`: what may be given with it. `but`: exceptions to what is kept."""
+    """Return the option `--resume`. `also`: which options may be given too. `but`: what is not as before."""
     return typer.Option(
         None,
         metavar="RUN",
@@ -82,9 +78,9 @@ LANGFUSE = typer.Option(
 OTEL = typer.Option(
     False,
     "--otel",
-    help="Also send the trace by OpenTelemetry, to the URL that OTEL_EXPORTER_OTLP_ENDPOINT in the "
-    "environment names; if it names none, nothing is sent. Needs OpenTelemetry's SDK and its OTLP exporter "
-    "for HTTP; if one is absent, the error says how to install it.",
+    help="Also send the trace by OpenTelemetry, to the URL in the environment, such as in "
+    "OTEL_EXPORTER_OTLP_ENDPOINT; without a URL nothing is sent. Needs OpenTelemetry's SDK and its OTLP "
+    "exporter for HTTP; if one is absent, the error says how to install it.",
 )
 
 
@@ -127,7 +123,7 @@ TRACE_FILE = typer.Argument(
 
 
 def turn_number(taken: str) -> Any:
-    """Return the option `--turn`. `taken`: what the command does with the chosen turn, such as "used."."""
+    """Return the option `--turn`. `taken`: how the help's sentence about the chosen turn ends."""
     return typer.Option(
         None,
         min=1,

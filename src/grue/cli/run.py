@@ -96,9 +96,8 @@ def _step_line(result: StepExecutionResult) -> Line:
 class RunLines(JsonPrinter):
     """Prints a run as JSON, one object a line: the events of the skill agent."""
 
-    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+    def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
         """Print the events that a message of the trace records."""
-        del line
         body = envelope.body
         if isinstance(body, _PRINTED):
             for event in body.log_lines():

@@ -87,12 +87,10 @@ class ChatCommands:
             talk.change_model(wanted)
         self._screen.show([Line(printable(f"{talk.model} at {talk.endpoint}"))])
 
-    def _cost(self, wanted: str) -> None:
-        del wanted
+    def _cost(self, _wanted: str) -> None:
         self._screen.show(lines.cost_lines(self._talk.runner.spent, self._talk.runner.budget_spent))
 
-    def _undo(self, wanted: str) -> None:
-        del wanted
+    def _undo(self, _wanted: str) -> None:
         texts = self._texts()
         undone = self._talk.undo()
         if undone is None:
@@ -103,8 +101,7 @@ class ChatCommands:
     def _texts(self) -> list[str]:
         return [each.text for each in self._talk.conversation.history if isinstance(each, m.UserText)]
 
-    def _help(self, wanted: str) -> None:
-        del wanted
+    def _help(self, _wanted: str) -> None:
         width = max(map(len, COMMANDS))
         shown = [
             Line(f"  {text}", "", " " * (width + 2), f"{name:{width}}", CYAN)

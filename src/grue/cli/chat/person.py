@@ -1,6 +1,6 @@
-"""Ask the person at the terminal: about tool calls, and for input that a server requests by a form.
+"""Ask the person at the terminal: whether to make tool calls, and for input that a server requests.
 
-`LineReader` reads the answers, and all other input of a chat, with the standard library alone.
+`LineReader` reads the input of a chat in a pipe, or at a terminal with `TERM=dumb`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from grue.runtime.safe_text import printable, shown_whole
 from grue.runtime.secrets.redaction import Redaction
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
 
-MAX_LINE = 8 * 2**20  # the most bytes of a line from a pipe
+MAX_LINE = 8 * 2**20  # the most bytes of a line
 
 
 class Reader(Protocol):
@@ -40,7 +40,7 @@ class Reader(Protocol):
         """Discard what was typed before now, so that only keys pressed after the question answer it."""
 
     def answer(self, question: str, default: str = "") -> str | None:
-        """Ask, and return one line; `None`: no more input. `default` is edited, or used for an empty line."""
+        """Ask, and return one line; `None`: no more input. `default`: text to edit, or for an empty line."""
 
 
 class LineReader:

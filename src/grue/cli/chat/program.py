@@ -48,30 +48,31 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         for note in wiring.notes:
             screen.tell(lines.notice(note))
         program = ChatProgram(screen, redaction, here)
-        empty = stack.enter_context(ExitStack())
-        talk = program.talk = stack.enter_context(Talk(options, wiring, program.on_event))
-        where = from_here(talk.path, here)
-        try:
-            if wiring.servers:
-                screen.begin(f"starting {printable(', '.join(wiring.servers), 60)}")
-            tools = [tool.name for tool in talk.tools()]
-            if at_terminal:
-                from grue.cli.chat.prompting import PromptReader, typing_ahead_hidden
+        with Talk(options, wiring, program.on_event) as talk:
+            program.talk, where = talk, from_here(talk.path, here)
+            try:
+                if wiring.servers:
+                    screen.begin(f"starting {printable(', '.join(wiring.servers), 60)}")
+                tools = [tool.name for tool in talk.tools()]
+                if at_terminal:
+                    from grue.cli.chat.prompting import PromptReader, typing_ahead_hidden
 
-                stack.enter_context(typing_ahead_hidden())
-                program.reader = PromptReader(lambda: tools, program.status, redaction)
-                screen.show(lines.greeting(talk.model, tuple(wiring.servers), scripted=options.offline))
-            if options.resume is not None and not options.quiet:
-                screen.tell(Line(f"Resuming {shown_path(where)} after {counted(talk.turns, 'turn')}.", DIM))
-            for change in talk.changed:
-                screen.tell(lines.notice(f"{change.text}."))
-            program.run()
-        except BaseException as error:
-            # `result.json` says why the chat ended. If writing it fails, `error` is still raised.
-            with suppress(TraceError):
-                talk.finish("failed" if isinstance(error, MCPError) else "interrupted")
-            raise
-        talk.finish("failed" if program.failed else "ended")
+                    stack.enter_context(typing_ahead_hidden())
+                    program.reader = PromptReader(lambda: tools, program.status, redaction)
+                    screen.show(lines.greeting(talk.model, tuple(wiring.servers), scripted=options.offline))
+                if options.resume is not None and not options.quiet:
+                    turns = counted(talk.turns, "turn")
+                    screen.tell(Line(f"Resuming {shown_path(where)} after {turns}.", DIM))
+                for change in talk.changed:
+                    screen.tell(lines.notice(f"{change.text}."))
+                program.run()
+            except BaseException as error:
+                # `result.json` says why the chat ended. If writing it fails, `error` is still raised.
+                with suppress(TraceError):
+                    talk.finish("failed" if isinstance(error, MCPError) else "interrupted")
+                raise
+            talk.finish("failed" if program.failed else "ended")
+        # The servers have ended. Until then, the watched one may still open files.
         if wiring.learned is not None:
             screen.tell(Line(f"The box that would have sufficed for {options.learn}:", DIM))
             box, left_out = wiring.learned()
@@ -80,8 +81,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             if left_out:
                 screen.tell(Line(left_out, DIM))
         if not talk.turn and options.resume is None and options.run_dir is None:
-            # There is nothing to resume: remove the run folder at the end.
-            empty.callback(shutil.rmtree, talk.path, ignore_errors=True)
+            shutil.rmtree(talk.path, ignore_errors=True)  # there is nothing to resume
         elif not options.quiet:
             screen.tell(Line(f"To go on: {GRUE} chat --resume {shown_argument(where)}", DIM))
     return not program.failed or at_terminal

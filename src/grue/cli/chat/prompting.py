@@ -160,8 +160,7 @@ def _keys() -> KeyBindings:
     return keys
 
 
-def _continuation(width: int, line_number: int, is_soft_wrap: int) -> StyleAndTextTuples:
-    del line_number, is_soft_wrap
+def _continuation(width: int, _line_number: int, _is_soft_wrap: int) -> StyleAndTextTuples:
     return [("class:continuation", "· ".rjust(width))]
 
 

@@ -129,9 +129,8 @@ class PipeScreen:
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
 
-    def begin(self, what: str = "thinking") -> None:
+    def begin(self, _what: str = "thinking") -> None:
         """Print nothing."""
-        del what
 
     def on_event(self, event: LoopEvent | Noticed) -> None:
         """Print a tool call, its result or a problem, unless the output is quiet."""
@@ -145,7 +144,7 @@ class PipeScreen:
             sys.stdout.flush()
 
     def show(self, shown: Iterable[Line]) -> None:
-        """Print the output of a command."""
+        """Print the output of a command, or a question."""
         for line in shown:
             say(f"{line.lead}{line.text}")
         sys.stdout.flush()

@@ -174,7 +174,7 @@ class ChatResult(Struct, frozen=True, kw_only=True):
     """The result of a chat: `result.json` in its run folder. Only `duration_s` leaves out earlier runs."""
 
     episode_id: str
-    reason: str  # `ended` (the user left), `failed` (a turn or a command did) or `interrupted`
+    reason: str  # `ended` (the user left), `failed` (the start, a turn or a command) or `interrupted`
     model: str
     turns: int  # including those that were taken back
     requests: int
@@ -242,7 +242,7 @@ class Talk:
         return self.runner.tools() if self.runner.servers else ()
 
     def say(self, text: str) -> str:
-        """Run a turn, and return the answer. If this raises, the conversation keeps the turn's messages."""
+        """Run a turn, and return the answer. If the turn fails, the conversation keeps its messages."""
         file = self._file()
         self.turn += 1
         said = facts.UserSaid(turn=self.turn, file=file.name, size=file.stat().st_size)
@@ -374,8 +374,7 @@ class Talk:
     def _record(self, fact: grue.tracing.facts.Fact, turn: int | None = None) -> None:
         self._recorder.record(fact, sender="host", turn=self.turn if turn is None else turn)
 
-    def _note(self, envelope: Envelope[Any], line: bytes) -> None:
-        del line
+    def _note(self, envelope: Envelope[Any], _line: bytes) -> None:
         problem = problem_in(envelope.body) if isinstance(envelope.body, _TOLD) else ""
         of_this_turn = isinstance(envelope.body, m.FinalForced)
         if problem and envelope.turn and (of_this_turn or problem not in self._told):
