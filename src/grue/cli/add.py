@@ -91,10 +91,8 @@ def add_server(adding: Adding) -> bool:
     if adding.arguments and not is_program and adding.source.partition(":")[0] not in (*_PACKAGES, *_INSTEAD):
         program = next((each for each in adding.arguments if Path(each).suffix in (".py", *_SCRIPTS)), None)
         if program is not None and not source.exists():
-            written = shlex.join([program, "--name", adding.source])
-            raise MCPConfigError(
-                f"There is no file {shown(adding.source)}. Did you mean: {GRUE} add {written}"
-            )
+            meant = f"{GRUE} add {shlex.join([program, '--name', adding.source])}"
+            raise MCPConfigError(f"There is no file {shown(adding.source)}. Did you mean: {meant}")
         raise MCPConfigError(
             "Arguments are for npm:, pypi:, oci: and programs of yours. A description says which it takes:"
             " --set NAME=VALUE."
@@ -105,10 +103,10 @@ def add_server(adding: Adding) -> bool:
             raise MCPConfigError(fault)
         return _add_bundle(adding, source, adding.sha256, path, answers)
     own = _own(adding, path.parent)
-    if own is not None and adding.sha256 is not None:
-        raise MCPConfigError(f"--sha256 is the digest of a bundle, and {shown(adding.source)} is none.")
     if own is not None:
-        return _add(adding, own, path, answers, lambda: None)
+        if adding.sha256 is not None:
+            raise MCPConfigError(f"--sha256 is the digest of a bundle, and {shown(adding.source)} is none.")
+        return _add(adding, own, path, answers)
     try:
         description = _description(adding, config)
         offered = descriptions.offered_bundle(description, kind=adding.kind)
@@ -127,7 +125,7 @@ def add_server(adding: Adding) -> bool:
     if adding.source.partition(":")[0] in _PACKAGES:
         given = [each for each in server.entry["args"] if each.startswith("/") and _exists(each)]
         server = msgspec.structs.replace(server, paths=tuple(given))
-    return _add(adding, server, path, answers, lambda: None)
+    return _add(adding, server, path, answers)
 
 
 def _own(adding: Adding, folder: Path) -> descriptions.Described | None:
@@ -194,7 +192,7 @@ def _add(
     server: descriptions.Described,
     path: Path,
     answers: "_Answers",
-    unpack: Callable[[], None],
+    unpack: Callable[[], None] = lambda: None,
 ) -> bool:
     answers.refuse_unused()
     name, entry = server.name, _in_a_box(server)
@@ -230,15 +228,13 @@ def _add(
     say(f"written  {printable(name)} to {shown_path(path)}")
     if not adding.name:
         say(f"         its tools are called {printable(name)}.TOOL; --name gives it another name")
+    file = adding.mcp_config
+    with_file = "" if file is None else f" --mcp-config {shlex.quote(str(file))}"
     if missing:
         say(f"set      {', '.join(missing)} in the environment; then approve its tools:")
-        say(f"         {GRUE} tools {shlex.quote(name)} --lock{_with_file(adding.mcp_config)}")
+        say(f"         {GRUE} tools {shlex.quote(name)} --lock{with_file}")
         return True
-    return _approved(name, path, _with_file(adding.mcp_config))
-
-
-def _with_file(mcp_config: Path | None) -> str:
-    return "" if mcp_config is None else f" --mcp-config {shlex.quote(str(mcp_config))}"
+    return _approved(name, path, with_file)
 
 
 def _approved(name: str, path: Path, with_file: str) -> bool:
@@ -444,28 +440,25 @@ class _Answers:
 
     def __call__(self, wanted: descriptions.Wanted) -> tuple[str, ...]:
         self._used.add(wanted.name)
-        values = self._values(wanted)
+        name, values = printable(wanted.name, 100), self._values(wanted)
         if wanted.required and not values:
             about = f" ({printable(wanted.about, 200)})" if wanted.about else ""
-            name = printable(wanted.name, 100)
             raise MCPConfigError(f"The server needs a value for '{name}'{about}: --set {name}=VALUE.")
-        for value in values:
-            if wanted.choices and value not in wanted.choices:
-                listed = printable(", ".join(wanted.choices), 500)
-                raise MCPConfigError(f"'{printable(wanted.name, 100)}' should be one of: {listed}.")
+        if wanted.choices and not {*values} <= {*wanted.choices}:
+            raise MCPConfigError(f"'{name}' should be one of: {printable(', '.join(wanted.choices), 500)}.")
         if len(values) > 1 and not wanted.repeated:
-            raise MCPConfigError(f"'{printable(wanted.name, 100)}' takes one value only.")
+            raise MCPConfigError(f"'{name}' takes one value only.")
         return tuple(map(_absolute, values)) if wanted.is_path else values
 
     def _values(self, wanted: descriptions.Wanted) -> tuple[str, ...]:
         if wanted.name in self._given:
             return tuple(self._given[wanted.name])
+        default = wanted.default or ()
         if not self._ask:
-            return wanted.default or ()
+            return default
         about = f": {wanted.about}" if wanted.about else ""
         several = " (several: as in a shell)" if wanted.repeated else ""
         needed = "" if wanted.required else " (optional)"
-        default = wanted.default or ()
         shown_default = default[0] if len(default) == 1 and not wanted.repeated else shlex.join(default)
         text = printable(f"{wanted.name}{about}{several}{needed}", 500)
         if shown_default:

@@ -104,12 +104,10 @@ _INTERPRETER = typer.Option(
     help="The program that runs a story file.",
     show_default="dfrotz; but fernz if dfrotz is not installed, or would leave out some of the story's text",
 )
-_GAME_SERVERS = typer.Option(
-    None,
-    metavar="FILE",
-    help=f"{opt.FILE_OF_SERVERS} Only the first server is used.",
-    show_default="with `enabled = true` under tool.grue.mcp in pyproject.toml: the config_file there, or "
-    "mcp_config.json; with `enabled = false`: no server; otherwise a server that comes with grue",
+_GAME_SERVERS = opt.mcp_config(
+    "with `enabled = true` under tool.grue.mcp in pyproject.toml: the config_file there, or mcp_config.json; "
+    "with `enabled = false`: no server; otherwise a server that comes with grue",
+    f"{opt.FILE_OF_SERVERS} Only the first server is used.",
 )
 _TURNS = typer.Option(
     None,
@@ -377,12 +375,9 @@ def chat(
     ),
     model: str | None = opt.MODEL,
     base_url: str | None = opt.BASE_URL,
-    mcp_config: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help=opt.FILE_OF_SERVERS,
-        show_default=f"{opt.CONFIGURED}. With enabled = false under tool.grue.mcp, the chat has no server. "
-        "If the file does not exist and enabled is not set, the chat has one that comes with grue",
+    mcp_config: Path | None = opt.mcp_config(
+        f"{opt.CONFIGURED}. With enabled = false under tool.grue.mcp, the chat has no server. "
+        "If the file does not exist and enabled is not set, the chat has one that comes with grue"
     ),
     no_mcp: bool = typer.Option(False, "--no-mcp", help="Chat without tools."),
     system: str | None = typer.Option(
@@ -566,11 +561,8 @@ def fork(
         "call: call the tool.\n\n"
         "ask: ask you at the terminal whether to call it. Without a terminal, the same as `fail`.",
     ),
-    mcp_config: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help=f"With --misses call or ask: {opt.FILE_OF_SERVERS}",
-        show_default=opt.OR_BUNDLED,
+    mcp_config: Path | None = opt.mcp_config(
+        opt.OR_BUNDLED, f"With --misses call or ask: {opt.FILE_OF_SERVERS}"
     ),
     run_dir: Path | None = opt.run_folder("the trace of the fork is written."),
 ) -> None:

@@ -220,22 +220,21 @@ def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
     scoring = read_scoring(scorers)
     names = ", ".join(f"{name}@{scorer.version}" for name, scorer in scoring.scorer.items())
 
-    def watch(tally: ScoreTally) -> None:
+    def show(row: str) -> None:
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r{tally.done:,}/{tally.total:,} scored, {tally.failed:,} failed\x1b[K")
+            sys.stderr.write(f"\r{row}\x1b[K")
             sys.stderr.flush()
 
-    def clear() -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\x1b[K")
+    def watch(tally: ScoreTally) -> None:
+        show(f"{tally.done:,}/{tally.total:,} scored, {tally.failed:,} failed")
 
     try:
         tally = score_fleet(directory, scoring, again=again, watch=watch)
     except KeyboardInterrupt:
-        clear()
+        show("")
         say("Interrupted. The scores so far are kept; the same command computes the others.", err=True)
         raise
-    clear()
+    show("")
     before = f"; {tally.before:,} had a score" if tally.before else ""
     say(f"{names}: {tally.done:,} of {counted(tally.total, 'episode')} scored{before}.")
     if tally.spent.requests:

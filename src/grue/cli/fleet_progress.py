@@ -18,6 +18,7 @@ from grue.tracing.facts import counted
 
 _SHOWN_EVERY_S = {True: 0.2, False: 10.0}
 _SLOW_AFTER_S = 10.0
+_COUNTS = ("total", "done", "failed", "given_up", "unpaid", "waiting")
 _SAMPLE = 10  # how many episodes this run has to finish before the remaining time is shown
 
 
@@ -99,13 +100,8 @@ def json_line(seen: Seen, budget: FleetBudget, place: Path) -> dict[str, Any]:
     """Return the progress as an object for JSON."""
     tally, spent = seen.tally, seen.spent
     line: dict[str, Any] = {
-        "total": tally.total,
-        "done": tally.done,
-        "failed": tally.failed,
-        "given_up": tally.given_up,
-        "unpaid": tally.unpaid,
+        **{name: getattr(tally, name) for name in _COUNTS},
         "running": len(seen.running),
-        "waiting": tally.waiting,
         "scores": {name: total / count for name, (count, total) in tally.scores.items()},
         "requests": spent.requests,
         "tokens": spent.tokens,

@@ -190,10 +190,9 @@ def _content(file: Path) -> object:
     if file.suffix != ".json":
         return text
     try:
-        value: object = msgspec.json.decode(text)
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
         raise MCPConfigError(f"{file} is not JSON: {error}.", path=str(file)) from error
-    return value
 
 
 def _tools(file: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:

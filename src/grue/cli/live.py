@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal, Self, TextIO, TypeAlias
 
 import msgspec
@@ -135,32 +136,27 @@ class Progress:
         self._follow(envelope.body, now)
 
     def _begin(self, step: Step, now: float, *, pause_s: float) -> None:
+        doing = partial(Doing, since=now, attempt=step.attempt)
         match step.began.body:
             case m.OpenSession(server=server, timeout_s=timeout_s) if step.kind == "startup":
-                name = printable(server, _NAME_CHARS)
-                if timeout_s == DOWNLOAD_TIMEOUT_S:
-                    name = f"{name} (may still be downloading)"
-                doing = Doing(activity="starting", name=name, since=now, limit_s=timeout_s)
+                late = " (may still be downloading)" if timeout_s == DOWNLOAD_TIMEOUT_S else ""
+                name = f"{printable(server, _NAME_CHARS)}{late}"
+                begun = doing(activity="starting", name=name, limit_s=timeout_s)
             case m.CloseSession(server=server):
-                doing = Doing(activity="closing", name=printable(server, _NAME_CHARS), since=now)
+                begun = doing(activity="closing", name=printable(server, _NAME_CHARS))
             case m.ToolCalled() as call:
-                doing = Doing(
-                    activity="calling",
-                    name=tool_name(call),
-                    since=now,
-                    limit_s=self._call_timeout_s,
-                    text=call_text(call),
-                )
+                limit_s, text = self._call_timeout_s, call_text(call)
+                begun = doing(activity="calling", name=tool_name(call), limit_s=limit_s, text=text)
             case m.RequestCompletion():
                 activity: Activity = "thinking" if step.attempt == 1 else "retrying"
-                doing = Doing(activity=activity, since=now + pause_s)
+                begun = doing(activity=activity, since=now + pause_s)
             case m.CheckToolSupport():
-                doing = Doing(activity="checking", since=now)
+                begun = doing(activity="checking")
             case Decided():
-                doing = Doing(activity="playing", since=now)
+                begun = doing(activity="playing")
             case _:
                 return
-        self.doing[step.key] = structs.replace(doing, attempt=step.attempt)
+        self.doing[step.key] = begun
 
     def _follow(self, body: Struct, now: float) -> None:
         match body:

@@ -34,25 +34,20 @@ def serve(
     """
     before = list(sys.path)
     try:
-        server = _server(target, options)
-        if port is None:
-            _serve_stdio(server)
-        else:
-            _serve_http(server, port, transport)
+        _serve(_server(target, options), port, transport)
     finally:
         sys.path[:] = before  # `_imported` may have added the working directory
 
 
-def _serve_stdio(server: "MockServer") -> None:
-    import anyio
+def _serve(server: "MockServer", port: int | None, transport: Literal["http", "sse"]) -> None:
+    if port is None:
+        import anyio
 
-    if sys.stdin.isatty():
-        say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
-    quit_at_once()  # KeyboardInterrupt would not end the thread that reads standard input
-    anyio.run(server.serve_stdio)
-
-
-def _serve_http(server: "MockServer", port: int, transport: Literal["http", "sse"]) -> None:
+        if sys.stdin.isatty():
+            say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
+        quit_at_once()  # KeyboardInterrupt would not end the thread that reads standard input
+        anyio.run(server.serve_stdio)
+        return
     try:
         with server.serve_http(port=port, transport=transport) as url:
             typer.echo(url)

@@ -15,11 +15,16 @@ OR_BUNDLED = (
 )
 _LLM = "under tool.grue.llm in pyproject.toml, else"
 DEFAULT_MODEL, DEFAULT_URL = "anthropic/claude-haiku-5.5", "https://openrouter.ai/api/v1"
-MCP_CONFIG = typer.Option(None, "--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=OR_BUNDLED)
+
+
+def mcp_config(default: str, text: str = FILE_OF_SERVERS) -> Any:
+    """Return the option `--mcp-config`. `text`: its help."""
+    return typer.Option(None, "--mcp-config", metavar="FILE", help=text, show_default=default)
+
+
+MCP_CONFIG = mcp_config(OR_BUNDLED)
 """For commands that use the bundled server if the project has no file of servers, or turns MCP off."""
-MCP_CONFIG_FILE = typer.Option(
-    None, "--mcp-config", metavar="FILE", help=FILE_OF_SERVERS, show_default=CONFIGURED
-)
+MCP_CONFIG_FILE = mcp_config(CONFIGURED)
 """For commands that change the file, or need a server of the user's own."""
 
 

@@ -158,8 +158,6 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
     if config.mcp_enabled or declines_mcp():
         return config, None, ""
     config.mcp_enabled = True
-    if options.output in ("json", "quiet"):
-        return config, bundled_server(), ""
     why = "no MCP servers are configured"
     # Say why an existing file of servers is not used, because `grue tools` does use it.
     if (file := config.mcp_config_path).is_file():
@@ -168,7 +166,7 @@ def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:
         f"{why}, so the bundled server, {BUNDLED_NAME!r}, is used. For none: --no-mcp, or enabled = false"
         " under [tool.grue.mcp] in pyproject.toml."
     )
-    return config, bundled_server(), notice
+    return config, bundled_server(), notice if options.output == "live" else ""
 
 
 def _client(options: PlayOptions, config: GameConfiguration, game: Game) -> LLMClient:

@@ -36,11 +36,15 @@ class KnownServers(Struct, frozen=True, kw_only=True):
 
     def usable(self, name: str) -> McpServer:
         """Return the server of this name; raises `MCPConfigError` if it is absent or wrongly configured."""
+        if name in self.servers:
+            return self.servers[name]
         if name in self.unusable:
             raise MCPConfigError(self.unusable[name])
-        if name not in self.servers:
-            raise MCPConfigError(no_such_server(name, self))
-        return self.servers[name]
+        known = f"Known ({self.source}): {', '.join((*self.servers, *self.unusable)) or 'none'}."
+        if self.passed_over is not None:
+            mend = f"remove that, or add --mcp-config {self.passed_over}"
+            known += f" {self.passed_over} is not used, because {PROJECT_FILE} has enabled = false: {mend}."
+        raise MCPConfigError(f"There is no MCP server {name!r}. {known} `grue add` adds one.")
 
 
 def declines_mcp() -> bool:
@@ -62,13 +66,12 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
     `enabled = false`. A server with an unusable value, such as a `${VAR}` that is not set, goes into
     `unusable`. If the file is missing or invalid, `MCPConfigError` is raised.
     """
-    servers: dict[str, McpServer] = {}
-    unusable: dict[str, str] = {}
     if mcp_config is None and not takes_servers(config, project_tables()):
         bundled, unused = bundled_server(), config.mcp_config_path
         passed_over = str(from_here(unused)) if unused.is_file() else None
-        servers[bundled.name] = bundled
-        return KnownServers(source=BUNDLED_SERVER, servers=servers, passed_over=passed_over)
+        return KnownServers(source=BUNDLED_SERVER, servers={bundled.name: bundled}, passed_over=passed_over)
+    servers: dict[str, McpServer] = {}
+    unusable: dict[str, str] = {}
     path = config.mcp_config_path if mcp_config is None else mcp_config
     file = MCPConfig.from_file(path, named=mcp_config is not None)
     for name in file.mcpServers:
@@ -84,18 +87,6 @@ def own_python() -> str:
     """Return the command of this interpreter: `python`, or its path if PATH has another `python` or none."""
     found = shutil.which("python")
     return "python" if found is not None and Path(found) == Path(sys.executable) else sys.executable
-
-
-def no_such_server(name: str, known: KnownServers) -> str:
-    """Return the error text for a server that is not configured."""
-    names = ", ".join((*known.servers, *known.unusable)) or "none"
-    why = ""
-    if known.passed_over is not None:
-        why = (
-            f" {known.passed_over} is not used, because {PROJECT_FILE} has enabled = false: remove that, or"
-            f" add --mcp-config {known.passed_over}."
-        )
-    return f"There is no MCP server {name!r}. Known ({known.source}): {names}.{why} `grue add` adds one."
 
 
 def only_started(servers: Mapping[str, McpServer]) -> dict[str, StdioServer]:

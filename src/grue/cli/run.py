@@ -125,9 +125,8 @@ def run_task(options: RunOptions) -> RunResult:
     """Run or resume a task, show it while it runs, and return its result."""
     if options.resume is None:
         return _run(options)
-    folder = options.resume.parent if options.resume.is_file() else options.resume
-    settings = read_run(folder).started.settings
-    return _run(resumed_options(structs.replace(options, resume=folder), settings, _RECORDED, "grue run"))
+    settings = read_run(options.resume).started.settings
+    return _run(resumed_options(options, settings, _RECORDED, "grue run"))
 
 
 def _run(options: RunOptions) -> RunResult:

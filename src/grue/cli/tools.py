@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from grue import messages as m
-from grue.cli.project import BUNDLED_SERVER, KnownServers, known_servers, no_such_server
+from grue.cli.project import BUNDLED_SERVER, KnownServers, known_servers
 from grue.cli.saying import GRUE, say, shown_path
 from grue.config import tool_lock_file
 from grue.config.mcp_servers import MCPConfig, one_at_a_time
@@ -142,18 +142,13 @@ def _shown(outcome: Outcome, recorder: Recorder) -> Outcome:
 
 
 def _chosen(known: KnownServers, server: str | None) -> KnownServers:
-    names = (*known.servers, *known.unusable)
-    if not names:
+    if not known.servers and not known.unusable:
         raise MCPConfigError(f"No MCP servers configured in {known.source}. Name one under 'mcpServers'.")
     if server is None:
         return known
-    if server not in names:
-        raise MCPConfigError(no_such_server(server, known))
-    return msgspec.structs.replace(
-        known,
-        servers={name: spec for name, spec in known.servers.items() if name == server},
-        unusable={name: why for name, why in known.unusable.items() if name == server},
-    )
+    if server in known.unusable:
+        return replace(known, servers={}, unusable={server: known.unusable[server]})
+    return replace(known, servers={server: known.usable(server)}, unusable={})
 
 
 def _as_json(name: str, outcome: Outcome) -> m.JsonObject:

@@ -34,12 +34,11 @@ def started(event: ToolStarted) -> Line:
 
 def ended(event: ToolEnded) -> Line:
     """Return the line for a call that has ended or was not made."""
+    why = printable(event.result.error_message or "", _RESULT_CHARS)
     if event.duration_s is None:
-        why = printable(event.result.error_message or "", _RESULT_CHARS)
         return Line(f"  ! {_name(event.name)} was not called: {why}", YELLOW, "    ")
     lasted = duration(event.duration_s)
     if event.result.is_error:
-        why = printable(event.result.error_message or "", _RESULT_CHARS)
         return Line(f"    {lasted}, failed: {why}", RED, "      ")
     return Line(f"    {lasted}: {result_words(event.result)}", DIM, "      ")
 

@@ -76,10 +76,8 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         if wiring.learned is not None:
             screen.tell(Line(f"The box that would have sufficed for {options.learn}:", DIM))
             box, left_out = wiring.learned()
-            for row in box.splitlines():
+            for row in (*box.splitlines(), *left_out.splitlines()):
                 screen.tell(Line(row))
-            if left_out:
-                screen.tell(Line(left_out, DIM))
         if not talk.turn and options.resume is None and options.run_dir is None:
             shutil.rmtree(talk.path, ignore_errors=True)  # there is nothing to resume
         elif not options.quiet:
