@@ -1,6 +1,7 @@
 """What Langfuse's client is told, by a stand-in for it; the real one is in the integration tests."""
 
 import uuid
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from whole_turn import record_turn
 
 from golden import check_golden
 from grue.errors import MissingDependencyError
+from grue.hosts.skill_agent.facts import RunStarted
 from grue.hosts.zork.facts import EpisodeEnded
 from grue.messages import RunTurn, Usage
 from grue.tracing.observers import langfuse
@@ -61,6 +63,20 @@ def test_ends_have_the_times_of_the_trace() -> None:
     client = play([Called("thoughtbox.think", took_s=0.2)], "take lamp")
     (ended,) = [told for told in client.log if told[:2] == ("end", "mcp-tool-thoughtbox.think")]
     assert ended.given["end_time"] == int(STARTED_AT * 1e9) + 200_000_000
+
+
+@pytest.mark.parametrize(("capture", "name"), [(False, "grue"), (True, "Pay Ada.")])
+def test_a_title_that_quotes_the_task_names_the_trace_with_content_only(
+    monkeypatch: pytest.MonkeyPatch, capture: bool, name: str
+) -> None:
+    given: list[str] = []
+    monkeypatch.setattr(
+        langfuse, "_propagation", lambda _, trace_name: given.append(trace_name) or nullcontext
+    )
+    observer = LangfuseObserver(StandIn(), capture_content=capture)
+    Tape(observer).say(RunStarted(episode_id="e", task="Pay Ada."), turn=0)
+    assert observer.close(DEADLINE_S)
+    assert given == [name]
 
 
 @pytest.mark.parametrize(
