@@ -38,7 +38,7 @@ from grue.tracing import facts
 from grue.tracing.columns import cells, cut
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.message_words import DIM, YELLOW
-from grue.tracing.steps import Step, StepBegan, StepTracker
+from grue.tracing.steps import Step, StepBegan, StepTracker, usage_in
 
 _LEFT_OUT = ("settings", "conditions")  # fields of `EpisodeStarted` and `EpisodeResumed` that are not printed
 
@@ -118,7 +118,8 @@ class Progress:
         self.max_turns = max_turns  # 0: not known until `EpisodeStarted`
         self.score: int | None = None
         self.max_score: int | None = None
-        self.usage = m.Usage()  # of all replies so far, including dropped ones
+        self.usage = m.Usage()  # so far, with that of dropped replies and failed requests
+        self._sampled: list[m.Usage] = []
         self.dropped = 0  # replies dropped because a server did not start or listed other tools than offered
         self.deadline: float | None = None  # when the turn's time limit ends the turn, if it has one
         self._call_timeout_s: float | None = None
@@ -128,6 +129,7 @@ class Progress:
         """Update the state with a message, recorded at `now`. A message that a fork has copied is ignored."""
         if envelope.copied:
             return
+        self.usage += usage_in(envelope, self._sampled)
         for change in self._steps.take(envelope):
             if isinstance(change, StepBegan):
                 self._begin(change.step, now, pause_s=change.step.start_s - envelope.t)
@@ -178,10 +180,7 @@ class Progress:
                 self.doing = {"stop": Doing(activity="stopping", since=now)}
             case m.CallTools(timeout_s=timeout_s):
                 self._call_timeout_s = timeout_s
-            case m.CompletionReceived(usage=usage):
-                self.usage += usage
-            case m.ReplyDropped(usage=usage):
-                self.usage += usage
+            case m.ReplyDropped():
                 self.dropped += 1
             case _:
                 self._text_arrives(body)

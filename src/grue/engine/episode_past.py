@@ -175,7 +175,9 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 return unended.plus(1, usage)
             case m.RequestCompletion() if envelope.sender == "agent":
                 return Spent(requests=unended.requests + 1, usage=unended.usage)
-            case m.CompletionReceived(usage=usage) if envelope.receiver == "agent":
+            case m.CompletionReceived(usage=usage) | m.CompletionFailed(usage=usage) if (
+                envelope.receiver == "agent"
+            ):
                 return unended.plus(0, usage)
             case m.ReplyDropped(usage=usage):
                 return unended.plus(0, usage)

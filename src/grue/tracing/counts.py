@@ -18,7 +18,7 @@ from grue.tracing import stats
 from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.message_words import cut_results
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
-from grue.tracing.steps import StepBegan, StepChange, StepEnded, StepTracker, moves_steps
+from grue.tracing.steps import StepBegan, StepChange, StepEnded, StepTracker, moves_steps, usage_in
 from grue.tracing.turn_slices import OwnMessages
 
 SLOWEST_TURNS = 5
@@ -159,7 +159,7 @@ class EpisodeTally:
         self.servers: defaultdict[str, ServerCounts] = defaultdict(ServerCounts)
         self._names: dict[tuple[int, str], str] = {}  # (turn, call id) -> the tool, such as `files.read`
         self._own = OwnMessages()
-        self._sampled: list[m.Usage] = []  # of replies to servers, until their `ServerSampled` follows
+        self._sampled: list[m.Usage] = []  # see `usage_in`
         # By request to the model: what was counted, and how much of that the trace records a second time.
         self._noted: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
         self._again: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
@@ -225,36 +225,24 @@ class EpisodeTally:
 
     def _count_model(self, envelope: Envelope[Any], changes: Sequence[StepChange]) -> None:
         counts = self.model.numbers
+        self.usage += usage_in(envelope, self._sampled)
         match envelope.body:
             case m.RequestCompletion() as request:
                 counts["requests"] += 1
                 counts["cut_results"] += len(cut_results(request))
-            case m.CompletionReceived(usage=usage):
-                self._spend(usage, envelope)
+            case m.CompletionReceived():
                 ended = (change.step for change in changes if isinstance(change, StepEnded))
                 self.model.seconds.extend(envelope.t - step.began.t for step in ended)
                 self._name_calls(envelope)
-            case m.CompletionFailed(usage=usage) | m.ServerSampled(usage=usage):
-                self._spend(usage, envelope)
             case m.CompletionRetried():
                 self._count_once(envelope.cause, "retries")
-            case m.ReplyDropped(usage=usage):
-                self.usage += usage
+            case m.ReplyDropped():
                 counts["dropped_replies"] += 1
             case m.ReplyCut():
                 self._count_once(envelope.cause, "cut_replies")
             case m.CompletionPostponed():
                 # When the turn goes on, what was noted of the request is recorded again.
                 self._again[envelope.cause] = self._noted[envelope.cause].copy()
-
-    def _spend(self, usage: m.Usage, envelope: Envelope[Any]) -> None:
-        """Count a reply's usage, or that of a server's request (sampling) that was cancelled."""
-        if isinstance(envelope.body, m.ServerSampled) and usage in self._sampled:
-            self._sampled.remove(usage)  # it repeats the usage of the reply that the server got
-            return
-        self.usage += usage
-        if envelope.sender == "llm-sampling" and not isinstance(envelope.body, m.ServerSampled):
-            self._sampled.append(usage)
 
     def _count_once(self, request: int | None, what: str) -> None:
         if self._again[request][what] > 0:

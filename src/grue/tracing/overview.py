@@ -9,6 +9,7 @@ from grue import messages as m
 from grue.runtime.safe_text import printable
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, Fact, said_by, severity_told
 from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.steps import usage_in
 
 _CHARS = 300
 _TITLE_CHARS = 80
@@ -40,7 +41,8 @@ class Overview(Struct, kw_only=True):
     seconds: float = 0.0  # time of the last message since the trace began
     requests: int = 0
     tool_calls: int = 0
-    usage: m.Usage = m.Usage()  # of replies, also dropped ones, but not of failed requests
+    usage: m.Usage = m.Usage()  # of replies, also dropped ones, and of failed requests
+    sampled: list[m.Usage] = msgspec.field(default_factory=list)  # see `usage_in`
 
     def see(self, envelope: EpisodeEnvelope) -> None:
         """Add a message to the overview."""
@@ -48,6 +50,7 @@ class Overview(Struct, kw_only=True):
         self.seconds = max(self.seconds, envelope.t)
         if envelope.copied:
             return
+        self.usage += usage_in(envelope, self.sampled)
         match envelope.body:
             case EpisodeStarted() as started:
                 self._begin(started)
@@ -73,10 +76,7 @@ class Overview(Struct, kw_only=True):
                 self.last = "parked"
             case m.RequestCompletion():
                 self.requests += 1
-            case m.ReplyDropped(usage=usage):
-                self.usage += usage
-            case m.CompletionReceived(usage=usage, model=model, tool_calls=calls):
-                self.usage += usage
+            case m.CompletionReceived(model=model, tool_calls=calls):
                 self.tool_calls += len(calls)
                 name = printable(model, _CHARS)
                 if name and (name in self.models or len(self.models) < _MOST_MODELS):

@@ -20,7 +20,7 @@ from grue.tracing.overview import Overview
 from grue.tracing.page_file import ImageTable
 from grue.tracing.prompt_cache import CachedPrompts, told
 from grue.tracing.reading import NOTES, EpisodeEnvelope
-from grue.tracing.steps import Step, StepBegan, StepEnded, StepTracker
+from grue.tracing.steps import Step, StepBegan, StepEnded, StepTracker, usage_in
 from grue.tracing.turn_slices import turn_of
 
 PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end"]
@@ -282,7 +282,7 @@ class PageTurn(Struct, kw_only=True):
     forked: bool = False
     requests: int = 0
     tool_calls: int = 0
-    usage: m.Usage = m.Usage()  # of its replies, but not of failed requests and dropped replies
+    usage: m.Usage = m.Usage()  # of its replies, also dropped ones, and of failed requests
     took_s: float = 0.0
     phases: dict[str, float] = {}  # seconds by kind of span, without `_NOT_PARTS`
     marks: tuple[MarkCount, ...] = ()  # the problems that its messages report, failures first
@@ -296,6 +296,7 @@ class TurnWriter:
         self._has_span = False
         self._marks: dict[str, MarkCount] = {}
         self._died: set[str] = set()
+        self._sampled: list[m.Usage] = []
 
     def add(self, envelope: EpisodeEnvelope) -> None:
         """Add a message."""
@@ -303,6 +304,7 @@ class TurnWriter:
         page.end_s = max(page.end_s, envelope.t)
         if not self._has_span:
             page.took_s = max(page.took_s, envelope.t - page.start_s)
+        page.usage += usage_in(envelope, self._sampled)
         match envelope.body:
             case m.RunTurn(user=user):
                 # A resumed episode may run this turn again: forget how it ended the first time.
@@ -318,8 +320,7 @@ class TurnWriter:
                 page.reason = printable(summarize(envelope.body), _REASON_CHARS)
             case m.RequestCompletion() if not envelope.copied:
                 page.requests += 1
-            case m.CompletionReceived(usage=usage, tool_calls=calls) if not envelope.copied:
-                page.usage += usage
+            case m.CompletionReceived(tool_calls=calls) if not envelope.copied:
                 page.tool_calls += len(calls)
             case Fact() as fact if headline := said_by(fact, Fact.headline):
                 page.action = printable(headline, _REASON_CHARS)

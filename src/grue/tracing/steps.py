@@ -61,6 +61,25 @@ class StepEnded(Struct, frozen=True):
 StepChange: TypeAlias = StepBegan | StepEnded
 
 
+def usage_in(envelope: Envelope[Any], sampled: list[m.Usage]) -> m.Usage:
+    """Return the usage that a message adds to that of the messages before it; a copied message adds none.
+
+    A `ServerSampled` repeats the usage of the reply that the server got, or has that of a cancelled request.
+    Traces of grue 0.2.0 have no such message. `sampled` keeps these replies' usage between the calls; it is
+    empty at first.
+    """
+    match envelope.body:
+        case m.ServerSampled(usage=usage) if usage in sampled:
+            sampled.remove(usage)
+        case m.CompletionReceived(usage=usage) | m.CompletionFailed(usage=usage) if not envelope.copied:
+            if envelope.sender == "llm-sampling":
+                sampled.append(usage)
+            return usage
+        case m.ReplyDropped(usage=usage) | m.ServerSampled(usage=usage) if not envelope.copied:
+            return usage
+    return m.Usage()
+
+
 class StepTracker:
     """Tracks which steps are under way (`open`). Call `take` with each envelope of the trace, in order."""
 

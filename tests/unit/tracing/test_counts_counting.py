@@ -16,6 +16,7 @@ from trace_files import Chain, TraceFile
 from turns import DEADLINE, INTERRUPT
 
 from grue import messages
+from grue.cli.live import Progress
 from grue.hosts.zork import facts
 from grue.messages import (
     BatchId,
@@ -31,6 +32,8 @@ from grue.messages import (
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.counts import EpisodeTally, count_episode
 from grue.tracing.facts import EpisodeResumed
+from grue.tracing.overview import Overview
+from grue.tracing.page_feed import TurnWriter
 from grue.tracing.stats import Durations, EpisodeStats, ToolStats, nearest_rank
 from grue.tracing.stats_table import render, summary
 
@@ -216,7 +219,15 @@ def test_a_servers_request_is_counted_once_and_also_if_it_was_cancelled(file: Tr
         tape.recorder.record(body, sender="llm-sampling", receiver="agent")
     failed = messages.CompletionFailed(request=3, failure=REFUSED, usage=cost[3])
     tape.recorder.record(failed, sender="llm", receiver="agent")
-    assert count_episode(file.read()).model.usage == Usage(input_tokens=1111)
+    dropped = messages.ReplyDropped(request=4, usage=Usage(output_tokens=5))
+    tape.recorder.record(dropped, sender="llm", receiver="agent")
+    assert count_episode(file.read()).model.usage == Usage(input_tokens=1111, output_tokens=5)
+    overview, page, live = Overview(), TurnWriter(1, 0.0), Progress()
+    for envelope in file.read():
+        overview.see(envelope)
+        page.add(envelope)
+        live.note(envelope, 0.0)
+    assert overview.usage == page.page.usage == live.usage == Usage(input_tokens=1111, output_tokens=5)
 
 
 def test_servers_are_counted_from_start_to_ending(file: TraceFile) -> None:

@@ -14,6 +14,7 @@ from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
 from grue.hosts.zork.past import GamePast, read_past
 from grue.messages import (
+    CompletionFailed,
     CompletionReceived,
     ConversationId,
     DeadlineMissed,
@@ -451,6 +452,14 @@ def test_what_is_known_of_the_servers_is_the_last_word(tmp_path: Path) -> None:
     past = read_past(write(tmp_path / "b", STARTED, opened, *plays("north"), gone))
     assert past.connections == {MIND: Disabled("it died", until_s=0.0)}
     assert read_past(write(tmp_path / "c", STARTED, *asks(1))).connections == {}
+
+
+def test_a_failed_request_of_a_turn_that_was_cut_off_has_cost_something(tmp_path: Path) -> None:
+    failure = LlmFailure(kind="damaged", endpoint="e", model="m", message="no")
+    failed = CompletionFailed(request=1, failure=failure, usage=Usage(input_tokens=7))
+    past = read_past(write(tmp_path, STARTED, *asks(1)))
+    envelope = Recorder().record(failed, sender="llm", receiver="agent", turn=1)
+    assert past.take(envelope, Spent(requests=1)) == Spent(requests=1, usage=Usage(input_tokens=7))
 
 
 def test_requests_of_servers_are_not_the_turns(tmp_path: Path) -> None:
