@@ -28,13 +28,15 @@ _SERVERS = """\
 ## MCP servers
 The columns mean:
 
-- *time to boot*: from the start of the process until it has listed its tools.
+- *time to boot*: from the start of the process until it has listed its tools. Over HTTP and SSE the process
+  runs already: from the connect until the server has listed its tools.
 - *one call*: the tool that a `ToolClient` called, and the time of the call. If no tool was called, the cell
   says why.
-- *turn, new process*: the time of a turn with `keep="nothing"`, the mean of two. A scripted model calls the
-  tool. The time includes a boot. If there is no tool to call, the turn only lists the tools.
-- *turn, kept session*: the same with `keep="sessions"`. *turn, spare process*: the same with
-  `start="after_turn"`.
+- *turn, new process*, *turn, kept session* and *turn, spare process*: the mean time of two turns in a row, in
+  which a scripted model calls the tool. If there is no tool to call, a turn only lists the tools. With a new
+  process (`keep="nothing"`) both turns include a boot, with a kept session (`keep="sessions"`) only the
+  first. With a spare process (`keep="loop", start="after_turn"`) the first turn includes a boot, and the
+  second what is left of the boot that began after the first.
 - *left behind*: processes, descriptors and threads that are left after these steps, and files that the
   server has written into its working folder, its home or its temporary folder.
 
@@ -45,13 +47,15 @@ installed with this constraint.
 _ENDPOINTS = """\
 ## Endpoints
 Most of the endpoints are mocks, which answer with a fixed text whatever they are asked. *time to boot* is the
-time from the start of the process until it listens. The next columns show four requests in each wire format:
+time from the start of the process until it listens. The next columns show four turns in each wire format:
 
 - *reply* and *stream*: a reply, and a streamed reply.
 - *schema*: an answer with a JSON schema. *kept* means that the answer fits the schema. *ignored, then stated
   in words* means that the first answer did not fit; then grue states the schema in the prompt.
 - *tool*: a turn with a tool. *accepted, not called* means that the endpoint accepted the tool, but its reply
   did not call it.
+
+The column after them shows two turns with a function tool for each of three settings of the runner.
 
 """
 _ENDPOINT_COLUMNS = (
@@ -63,7 +67,7 @@ _ENDPOINT_COLUMNS = (
     "stream",
     "schema",
     "tool",
-    "turn with a new process, a kept session, a spare process",
+    'turns with `keep="nothing"`, `keep="sessions"`, `start="after_turn"`',
     "left behind",
 )
 
