@@ -294,8 +294,9 @@ def offer_changed(
     """Return how the tools `now` differ from `before`; `None`: no difference, or `before` is empty."""
     if before is now or not before:
         return None
-    told = [{tool.name: (tool.description, tool.input_schema) for tool in tools} for tools in (before, now)]
-    old, new = told
+    old, new = (
+        {tool.name: (tool.description, tool.input_schema) for tool in tools} for tools in (before, now)
+    )
     if old == new:
         return None
     return m.OfferChanged(
@@ -559,7 +560,7 @@ class LlmActor(Actor[m.LlmCommand]):
         changed = None if command.aside else offer_changed(command, before, lent.encoded.tools)
         if changed is not None:
             say(changed)
-        retry = None if len(self._chain.chain) == 1 else _patience(self._endpoint)
+        retry = _patience(self._endpoint)
         asking = Asking(self._endpoint, conversation, command, say, self._on_sent, retry=retry)
         return _Asked(command, conversation, lent, asking, begun)
 

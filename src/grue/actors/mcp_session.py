@@ -222,10 +222,10 @@ class SessionActor(Actor[m.SessionCommand]):
         self, connection: ToolConnection, batch: m.CallTools, make: calls.MakeCall, cause: int
     ) -> m.Settlement | None:
         call, unlisted = make.called, self._serves_unlisted
+        reason: str | None = None
         if not calls.is_as_decided(make.call, self._server, self._tools, serves_unlisted=unlisted):
-            return calls.not_as_decided(call)
-        reason = None
-        if call.task is None:
+            reason = tool_results.NOT_AS_DECIDED
+        elif call.task is None:
             reason = await connections.refusal(connection, call.tool, call.arguments)
         if reason is not None:
             return m.ToolSkipped(batch=call.batch, call_id=call.call_id, reason=reason, refused=True)

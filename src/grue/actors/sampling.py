@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import anyio
+from msgspec import Struct, field
 
 from grue import messages as m
 from grue.actors.llm import LlmActor
@@ -43,35 +44,29 @@ class CurrentSampler:
         return sample
 
 
-class Sampler:
+class Sampler(Struct):
     """Answers the sampling requests of one turn, within `limits`, and tells the agent what each has cost."""
 
     # `spent` returns what the turn and its servers have spent, and `sampled` how many requests of servers are
     # included there. One request of the budget is held back for the turn's answer.
 
-    def __init__(
-        self,
-        start_llm: StartLlm,
-        agent: Mailbox[m.TurnEvent],
-        limits: TurnLimits,
-        spent: Callable[[], Spent],
-        sampled: Callable[[], int],
-    ) -> None:
-        self._start_llm = start_llm
-        self._agent = agent
-        self._limits = limits
-        self._spent = spent
-        self._sampled = sampled
-        self._asked = self._ended = self._reported = 0
-        self._alone: defaultdict[m.ServerName, anyio.Lock] = defaultdict(anyio.Lock)
+    start_llm: StartLlm
+    agent: Mailbox[m.TurnEvent]
+    limits: TurnLimits
+    spent: Callable[[], Spent]
+    sampled: Callable[[], int]
+    _asked: int = 0
+    _ended: int = 0
+    _reported: int = 0
+    _alone: defaultdict[m.ServerName, anyio.Lock] = field(default_factory=lambda: defaultdict(anyio.Lock))
 
     async def sample(self, server: m.ServerName, request: SamplingRequest) -> Sampled | Declined:
         """Answer or decline a sampling request of a server. The cost is reported after a cancellation too."""
-        most, under_way = self._limits.max_samplings, self._asked - self._ended
-        under_way += max(0, self._reported - self._sampled())  # the agent may not have read a report yet
+        most, under_way = self.limits.max_samplings, self._asked - self._ended
+        under_way += max(0, self._reported - self.sampled())  # the agent may not have read a report yet
         if self._asked >= most:
             return Declined(f"this turn allows {most} sampling requests, and they are used up")
-        if self._spent().plus(under_way + 1, m.Usage()).reached(self._limits.budget):
+        if self.spent().plus(under_way + 1, m.Usage()).reached(self.limits.budget):
             return Declined("the budget of this turn is spent")
         self._asked += 1
         command = self._command(request)
@@ -92,7 +87,7 @@ class Sampler:
 
     async def _reply(self, server: m.ServerName, command: m.RequestCompletion) -> Any:
         """Return the outcome of a request to the model; `None`: the turn ended first."""
-        llm, scope = self._start_llm()
+        llm, scope = self.start_llm()
         reply: Any = None
         try:
             with contextlib.suppress(MailboxClosed):
@@ -116,8 +111,8 @@ class Sampler:
             usage = llm.unreported
         bound = anyio.current_time() + _REPORT_S
         with anyio.CancelScope(shield=True, deadline=bound), contextlib.suppress(MailboxClosed):
-            await self._agent.send(m.ServerSampled(server=server, usage=usage), sender=llm.name)
-            self._reported = max(self._reported, self._sampled()) + 1
+            await self.agent.send(m.ServerSampled(server=server, usage=usage), sender=llm.name)
+            self._reported = max(self._reported, self.sampled()) + 1
 
     def _command(self, request: SamplingRequest) -> m.RequestCompletion:
         said: list[m.ConversationItem] = [m.SystemText(request.system)]

@@ -61,7 +61,7 @@ from grue.sandbox.kernel import coverage
 from grue.sandbox.launch import missing_for
 from grue.tool_sessions.failures import INSTALL_NODE, failure_text
 from grue.tool_sessions.function_tools import FunctionTools
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, is_own_key, visible_keys
+from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, own_keys, visible_keys
 from grue.tracing.facts import counted
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, key_names, needs_key
 from grue.transports.llm.exchange import Answered
@@ -470,7 +470,7 @@ def _keys(known: KnownServers) -> Iterator[Finding]:
         keys = [f"configured for it: {', '.join(given)}"] if given else []
         keys += [f"inherited: {', '.join(inherited)}"] if inherited else []
         text += f"it can see keys {'; '.join(keys)}" if keys else "it can see no keys"
-        ours = [key for key in inherited if is_own_key(key, seen, os.environ)]
+        ours = sorted(own_keys(seen, os.environ).intersection(inherited))
         if ours:
             text += f'\n"inherit_env": "no_keys" hides grue\'s own keys from it: {", ".join(ours)}'
         yield Finding("note" if ours else "ok", text)

@@ -122,9 +122,7 @@ class EarlyRequest:
 class TurnsPast(Struct, frozen=True, kw_only=True):
     """The recorded beginning of a turn, if the turn is a fork, or waited for a batch and now goes on."""
 
-    noted: m.TurnForked | m.WaitEnded | None = (
-        None  # the note about it; `None`: the turn has no such beginning
-    )
+    noted: m.TurnForked | m.WaitEnded | None = None  # the note about it; `None`: there is no such beginning
     begun: Envelope[Any] | None = None  # the last recorded `RunTurn`; `None`: the fork runs the whole turn
     events: tuple[m.TurnEvent, ...] = ()  # the agent gets these first, and performs no command that follows
     copied: tuple[Envelope[Any], ...] = ()  # messages that the trace repeats

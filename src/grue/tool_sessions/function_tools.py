@@ -21,7 +21,7 @@ import threading
 import time
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, Union, overload
 
@@ -357,16 +357,13 @@ class Docs(Struct, frozen=True):
 def read_docstring(docstring: str | None) -> Docs:
     """Return the parts of a docstring; `None` counts as an empty docstring."""
     lines = inspect.cleandoc(docstring or "").splitlines()
-    description: list[str] = []
+    begins = [at for at in range(len(lines)) if _begins_section(lines, at)]
     parameters: dict[str, str] = {}
-    position = next((at for at in range(len(lines)) if _begins_section(lines, at)), len(lines))
-    description = lines[:position]
-    while position < len(lines):
-        end = next((at for at in range(position + 1, len(lines)) if _begins_section(lines, at)), len(lines))
-        for name, text in _items(lines[position:end]):
+    for begin, end in pairwise((*begins, len(lines))):
+        for name, text in _items(lines[begin:end]):
             parameters.setdefault(name, text)
-        position = end
-    return Docs("\n".join(description).strip(), {name: text for name, text in parameters.items() if text})
+    description = "\n".join(lines[: begins[0]] if begins else lines).strip()
+    return Docs(description, {name: text for name, text in parameters.items() if text})
 
 
 def _begins_section(lines: list[str], at: int) -> bool:

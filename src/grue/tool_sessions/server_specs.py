@@ -48,18 +48,12 @@ _SHELL_FUNCTION = "()"
 
 def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
     """Return the part of the host's environment that a server gets; may raise `MCPConfigError`."""
-    # `no_keys` leaves out `OWN_KEYS`, and variables that have the value of one of them, if this value has 12
-    # characters or more.
     match how:
         case "all":
             return dict(environ)
         case "no_keys":
-            keys, values = OWN_KEYS, _own_values(environ)
-            return {
-                name: value
-                for name, value in environ.items()
-                if name not in keys and value.strip() not in values
-            }
+            left_out = own_keys(environ, environ)
+            return {name: value for name, value in environ.items() if name not in left_out}
         case "safe":
             # An exported shell function is left out: a shell that the server starts would run its code.
             return {
@@ -75,24 +69,18 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of variables that seem to hold a secret, or have the value of grue's key in `host`."""
-    keys, values = OWN_KEYS, _own_values(host)
-    return tuple(
-        sorted(
-            name
-            for name, value in environment.items()
-            if value.strip() and (name in keys or looks_secret(name) or value.strip() in values)
-        )
-    )
+    ours = own_keys(environment, host)
+    names = (name for name in environment if name in ours or looks_secret(name))
+    return tuple(sorted(name for name in names if environment[name].strip()))
 
 
-def is_own_key(name: str, environment: Mapping[str, str], host: Mapping[str, str]) -> bool:
-    """Return whether a variable is one of `OWN_KEYS`, or repeats the value that one has in `host`."""
-    return name in OWN_KEYS or environment[name].strip() in _own_values(host)
+def own_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> set[str]:
+    """Return the names of variables that are in `OWN_KEYS`, or have the value of one of these in `host`.
 
-
-def _own_values(environ: Mapping[str, str]) -> set[str]:
-    found = {environ[name].strip() for name in OWN_KEYS if name in environ}
-    return {value for value in found if len(value) >= MIN_CHARS}
+    A value of fewer than 12 characters does not count: other variables may have it by chance.
+    """
+    values = {host[name].strip() for name in OWN_KEYS if len(host.get(name, "").strip()) >= MIN_CHARS}
+    return {name for name, value in environment.items() if name in OWN_KEYS or value.strip() in values}
 
 
 class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):

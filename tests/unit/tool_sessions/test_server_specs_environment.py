@@ -15,7 +15,7 @@ from grue.runtime.processes.child_process import ServerProcess
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.testing.leftovers import assert_nothing_left
-from grue.tool_sessions.server_specs import OWN_KEYS, StdioServer, inherited, is_own_key, visible_keys
+from grue.tool_sessions.server_specs import OWN_KEYS, StdioServer, inherited, own_keys, visible_keys
 from grue.tracing.observers import langfuse
 from grue.transports.llm.endpoint import key_names
 from grue.transports.mcp.process_wire import ProcessWire
@@ -89,7 +89,7 @@ def test_keys_are_named_by_their_names_and_by_what_is_a_copy_of_one() -> None:
     visible = visible_keys(environment, HOST)
     assert set(visible) == {"GITHUB_TOKEN", *OURS}
     assert list(visible) == sorted(visible)
-    assert {name for name in visible if is_own_key(name, environment, HOST)} == OURS
+    assert own_keys(environment, HOST) == OURS
     assert visible_keys({"MINE": HOST["OPENROUTER_API_KEY"]}, HOST) == ("MINE",)
 
 

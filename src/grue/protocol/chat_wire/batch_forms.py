@@ -73,13 +73,11 @@ def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") ->
     if not left:
         words = "the batch has ended, and its results have nothing readable for this request"
         return Result(item=item, message=words)
-    words = why or f"the batch {_LEFT[left]} before this request was processed"
     if left == "expired":
+        words = why or "the batch expired before this request was processed"
         return Result(item=item, kind="timed_out", reason="timeout", message=words)
+    words = why or "the batch was cancelled before this request was processed"
     return Result(item=item, kind="refused", reason="request", message=words)
-
-
-_LEFT = {"expired": "expired", "cancelled": "was cancelled"}
 
 
 class OpenAIBatches:

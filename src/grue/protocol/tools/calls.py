@@ -345,10 +345,3 @@ def steps_of(batch: m.CallTools, *, connected: bool = True) -> Iterator[MakeCall
                 skip_because = tool_results.SKIPPED_AFTER_DEATH
             case m.ToolTimedOut() if batch.after_timeout == "skip":
                 skip_because = tool_results.SKIPPED_AFTER_TIMEOUT
-
-
-def not_as_decided(called: m.ToolCalled) -> m.ToolSkipped:
-    """Return the settlement of a call whose tool has changed since the policy or a person allowed it."""
-    return m.ToolSkipped(
-        batch=called.batch, call_id=called.call_id, reason=tool_results.NOT_AS_DECIDED, refused=True
-    )

@@ -57,6 +57,7 @@ import weakref
 from _signal import getsignal  # type: ignore[import-not-found]
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, wait
+from itertools import count
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -265,19 +266,7 @@ def _foremost(raised: list[BaseException]) -> BaseException:
     return next((each for each in raised if not isinstance(each, Exception)), raised[0])
 
 
-class _Deferral:
-    def __init__(self) -> None:
-        self.raised: list[BaseException] = []
-        self._count = 0
-
-    def take(self, error: BaseException) -> None:
-        self.raised.append(error)
-        self._count += 1
-        if self._count > 2:
-            raise error
-
-
-_deferral: _Deferral | None = None  # of the outermost `defer_interrupts` in the main thread
+_deferred: list[BaseException] | None = None  # by the outermost `defer_interrupts` in the main thread
 
 
 @contextlib.contextmanager
@@ -289,35 +278,42 @@ def defer_interrupts() -> Iterator[None]:
     first two presses are only kept, and `wait_for`, which holds no lock, raises. The same holds for what
     other signal handlers of the program raise. Blocks can be nested; they do nothing outside the main thread.
     """
-    global _deferral
-    if _deferral is not None or not in_main_thread():
+    global _deferred
+    if _deferred is not None or not in_main_thread():
         yield
         return
-    deferral = _Deferral()
+    raised: list[BaseException] = []
+    presses = count(1)  # `raise_deferred` removes what it raises, so the list's length does not count them
+
+    def take(error: BaseException) -> None:
+        raised.append(error)
+        if next(presses) > 2:
+            raise error
+
     try:
-        with _Taking(deferral.take):
-            _deferral = deferral
+        with _Taking(take):
+            _deferred = raised
             yield
     except Exception as error:
-        if deferral.raised:
-            raise _foremost(deferral.raised) from error
+        if raised:
+            raise _foremost(raised) from error
         raise
     finally:
-        _deferral = None
-    if deferral.raised:
-        raise _foremost(deferral.raised)
+        _deferred = None
+    if raised:
+        raise _foremost(raised)
 
 
 def raise_deferred() -> None:
     """Raise one exception that `defer_interrupts` has deferred, such as a Ctrl-C, if there is one."""
-    if _deferral is not None and _deferral.raised and in_main_thread():
-        raise _deferral.raised.pop(0)
+    if _deferred and in_main_thread():
+        raise _deferred.pop(0)
 
 
 def _give_back() -> None:
     """In a forked child, let signal handlers raise again: the blocks that replaced them are the parent's."""
-    global _deferral
-    _deferral = None
+    global _deferred
+    _deferred = None
     for handler in map(getsignal, _SIGNALS):
         if isinstance(handler, _Taken):
             handler.takes.clear()

@@ -306,7 +306,7 @@ class Authorizer:
     async def _asserted(self, refusal: httpx2.Response) -> str:
         """Exchange the person's identity token for a token of the server, and return the server's token."""
         auth, url = self._auth, self._server.url
-        storage = _Storage(auth, None, None)
+        storage = _Storage(auth)
         client, assertion = auth.client_id or "", IdentityProvider(auth, self._exchange, self._hide).assertion
         secret, issuer, how = auth.client_secret or "", auth.issuer or "", auth.secret_method
         provider = IdentityAssertionOAuthProvider(
@@ -536,19 +536,18 @@ def _record(url: str, tokens: shared.OAuthToken, issuer: str) -> TokenRecord:
     )
 
 
-class _Storage:
+class _Storage(Struct):
     """The SDK reads tokens and the client's registration from here. `Authorizer` stores new ones."""
 
-    def __init__(self, auth: OAuth, record: TokenRecord | None, person: Person | None) -> None:
-        self._auth = auth
-        self._record = record
-        self._person = person
-        self.issued: shared.OAuthToken | None = None
+    auth: OAuth
+    record: TokenRecord | None = None
+    person: Person | None = None
+    issued: shared.OAuthToken | None = None
 
     async def get_tokens(self) -> shared.OAuthToken | None:
         """Return the stored tokens; `None`: there are none, or a person is logging in to obtain new ones."""
-        record = self._record
-        if record is None or not record.access_token or self._person is not None:
+        record = self.record
+        if record is None or not record.access_token or self.person is not None:
             return None
         refresh, scope = record.refresh_token or None, record.scope or None
         return shared.OAuthToken(access_token=record.access_token, refresh_token=refresh, scope=scope)
@@ -558,8 +557,8 @@ class _Storage:
 
     async def get_client_info(self) -> shared.OAuthClientInformationFull | None:
         """Return the configured client, or the registered one if it fits the redirect address, or `None`."""
-        auth, record = self._auth, self._record
-        redirects = None if self._person is None else [AnyUrl(self._person.redirect_uri)]
+        auth, record = self.auth, self.record
+        redirects = None if self.person is None else [AnyUrl(self.person.redirect_uri)]
         if auth.client_id is not None:
             return shared.OAuthClientInformationFull(
                 client_id=auth.client_id,

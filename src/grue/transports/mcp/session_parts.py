@@ -33,6 +33,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import ClassVar, Literal
 
 import anyio
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -128,7 +129,7 @@ _INTERNAL_ERROR = -32603
 LOST = f"{INTERRUPTED}: its server no longer knows the task"
 
 
-class TaskOfCall:
+class TaskOfCall(Struct):
     """Follows one MCP task to its end.
 
     `ask` sends a request about the task and returns the raw result, or raises `ToolRefusedError` or
@@ -136,23 +137,14 @@ class TaskOfCall:
     questions' names. `progress` gets each new status message.
     """
 
-    def __init__(
-        self,
-        task: m.ToolTask,
-        form: tasks.TaskForm,
-        *,
-        ask: Callable[[str, m.JsonObject], Awaitable[m.JsonObject]],
-        respond: Callable[[m.JsonObject], Awaitable[m.JsonObject]],
-        progress: Callable[[str], None],
-    ) -> None:
-        self._task = task
-        self._form = form
-        self._ask = ask
-        self._respond = respond
-        self._progress = progress
-        self._said = ""
-        self._answered: set[str] = set()
-        self._refused = 0
+    task: m.ToolTask
+    form: tasks.TaskForm
+    ask: Callable[[str, m.JsonObject], Awaitable[m.JsonObject]]
+    respond: Callable[[m.JsonObject], Awaitable[m.JsonObject]]
+    progress: Callable[[str], None]
+    _said: str = ""
+    _answered: set[str] = field(default_factory=set)
+    _refused: int = 0
 
     async def result(self, *, at_once: bool = False) -> m.JsonObject:
         """Wait for the result and return it, as `tools/call` would have returned it; see the module's table.
@@ -161,7 +153,7 @@ class TaskOfCall:
         `ToolRefusedError`, `ServerFailed` or `HostCodeFailed`.
         """
         try:
-            ended = await self._end(0.0 if at_once else self._task.poll_s)
+            ended = await self._end(0.0 if at_once else self.task.poll_s)
         except (anyio.get_cancelled_exc_class(), ToolRefusedError, HostCodeFailed):
             await self._cancel()
             raise
@@ -176,13 +168,13 @@ class TaskOfCall:
                 case tasks.WaitFor(poll_s):
                     wait_s = poll_s
                 case tasks.AnswerQuestions(questions, poll_s):
-                    told = await self._respond(questions)
-                    await self._ask("tasks/update", {"taskId": self._task.task_id, "inputResponses": told})
+                    told = await self.respond(questions)
+                    await self.ask("tasks/update", {"taskId": self.task.task_id, "inputResponses": told})
                     self._answered.update(questions)
                     wait_s = poll_s
                 case tasks.CollectResult():
                     try:
-                        result = await self._ask("tasks/result", {"taskId": self._task.task_id})
+                        result = await self.ask("tasks/result", {"taskId": self.task.task_id})
                     except ToolRefusedError as refused:
                         return tasks.TaskFailed(str(refused), refused.code)
                     return tasks.TaskFinished(result)
@@ -192,8 +184,8 @@ class TaskOfCall:
     async def _state(self) -> tasks.TaskMove:
         """Ask for the task's state, and return what to do next; raises `ToolRefusedError`."""
         try:
-            answer = await self._ask("tasks/get", {"taskId": self._task.task_id})
-            move = tasks.next_move(answer, self._form, self._answered)
+            answer = await self.ask("tasks/get", {"taskId": self.task.task_id})
+            move = tasks.next_move(answer, self.form, self._answered)
         except ToolRefusedError as refused:
             if refused.code in tasks.UNKNOWN_TASK:
                 return tasks.TaskFailed(f"{LOST}: {refused}", refused.code)
@@ -203,13 +195,13 @@ class TaskOfCall:
         self._refused = 0
         before, self._said = self._said, tasks.status_message(answer)
         if self._said not in ("", before):
-            self._progress(self._said)
+            self.progress(self._said)
         return move
 
     def _after_refusal(self, reason: str, code: int) -> tasks.TaskMove:
         self._refused += 1
         if self._refused < tasks.MAX_POLL_ERRORS:
-            return tasks.WaitFor(self._task.poll_s)
+            return tasks.WaitFor(self.task.poll_s)
         raise ToolRefusedError(
             f"{INTERRUPTED}: its server did not say how its task is doing: {reason}", code=code
         )
@@ -219,4 +211,4 @@ class TaskOfCall:
         with anyio.move_on_after(_CANCEL_S, shield=True):
             # Suppress errors, because the call has ended already, with an error that says why.
             with contextlib.suppress(ToolRefusedError, ToolTimedOutError, ServerFailed):
-                await self._ask("tasks/cancel", {"taskId": self._task.task_id})
+                await self.ask("tasks/cancel", {"taskId": self.task.task_id})

@@ -71,9 +71,7 @@ def identity_digest(auth: OAuth) -> str:
 _LOCK_POLL_S = 0.02
 _LOCK_WAIT_S = 30.0
 _LAST_S = 253_402_214_400.0  # the end of the year 9999
-_EARLY_S = (
-    30.0  # a token is renewed so long before it expires, or a quarter of its lifetime before if that is later
-)
+_EARLY_S = 30.0  # renew a token so long before its end, or a quarter of its life before, if that is later
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):

@@ -20,8 +20,13 @@ from grue.messages import (
     ToolTask,
     ToolTimedOut,
 )
-from grue.protocol.tools.calls import MakeCall, not_as_decided, steps_of
-from grue.protocol.tools.results import INTERRUPTED, SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
+from grue.protocol.tools.calls import MakeCall, steps_of
+from grue.protocol.tools.results import (
+    INTERRUPTED,
+    NOT_AS_DECIDED,
+    SKIPPED_AFTER_DEATH,
+    SKIPPED_AFTER_TIMEOUT,
+)
 
 
 def batch_of(count: int, after_timeout: Any = "skip") -> CallTools:
@@ -55,7 +60,7 @@ def unsent(number: int) -> ToolSkipped:
 
 
 def outdated(number: int) -> ToolSkipped:
-    return not_as_decided(made(number).called)
+    return ToolSkipped(batch=1, call_id=f"c{number}", reason=NOT_AS_DECIDED, refused=True)
 
 
 def skipped(number: int, reason: str) -> ToolSkipped:
