@@ -1605,8 +1605,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
     A later process needs only this message and the trace before it. Old traces lack some of the fields.
 
     Attributes:
-        calls: All tool calls of the last reply. Only those in `settled` or `Resumption.tasks` may have been
-            sent.
+        calls: The last reply's tool calls. Only those in `settled` or `Resumption.tasks` may have been sent.
         settled: Calls of this reply that an earlier process has settled, with their results.
         expires_at: As in `ApprovalPostponed`.
         iterations: As in `TurnCompleted`; so are `requests`, `tool_calls` and `usage`.
@@ -1799,8 +1798,7 @@ if TYPE_CHECKING:
     AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
 else:
     _BASES = (Message, ToSession, ToLlm, TurnNote, SessionNote, LlmNote)
-    # Collect the classes above. A list written by hand could miss a class, and a trace with a message of that
-    # class would not load.
+    # Collect the classes above: a trace with a message of a class that a list missed would not load.
     AnyMessage = Union[  # noqa: UP007 - made of a list
         tuple(
             kind

@@ -145,9 +145,8 @@ class AgentActor(Actor[m.TurnEvent]):
                 # this pause the loop would await nothing, and no other task could run.
                 await self._pace.pause()
             elif place:
-                # Recording a message of megabytes takes some milliseconds, so let other tasks run first. The
-                # pause cannot be cancelled: a trace with only some of the commands that follow from an event
-                # could not be replayed.
+                # Recording megabytes takes time: let other tasks run first. This must not be cancelled:
+                # a trace with only some of the commands that follow from an event could not be replayed.
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
         if isinstance(following, s.AwaitingClose | s.Waiting):

@@ -71,8 +71,7 @@ class Asking:
         self._retry = endpoint.settings.retry if retry is None else retry
         self._room = current_room()
         if self._room is not None:
-            # The reply comes from the results file of a provider's batch, so a retry would read the same
-            # reply again.
+            # The reply is in the results of a provider's batch: a retry would read the same reply again.
             self._retry = replace(self._retry, max_retries=0)
         self._price = endpoint.price
         self._thoughts: ThoughtSplitter
@@ -510,8 +509,7 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`."""
         # That wait ends with the agent's next message, or when the agent closes the mailbox: cancelling it
-        # could lose a message. A `DropCompletion` cancels only the exchange, not the changes to the
-        # conversation around it.
+        # could lose a message. A `DropCompletion` cancels the exchange, not the changes to the conversation.
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()
 

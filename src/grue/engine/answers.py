@@ -92,8 +92,7 @@ class AnswerSpec(Generic[T]):
 
         Args:
             model: The pydantic model. grue sends its JSON Schema to the endpoint.
-            check: A function that gets the parsed answer. It returns the answer, changed or not, or raises
-                `ValueError`.
+            check: Gets the parsed answer; returns it, changed or not, or raises `ValueError`.
             fallback: As in `AnswerSpec`.
             told: As in `AnswerSpec`.
 
@@ -139,13 +138,11 @@ class AnswerSpec(Generic[T]):
         """Expect a value of any type that JSON can express, as `TurnRequest(answer=...)` does.
 
         A type whose JSON Schema is not that of an object (`int`, `list[int]`, an enum, a union) is requested
-        as an object with the only member `value`, because endpoints require an object. The bare value is
-        accepted too.
+        as an object with the only member `value`: endpoints require an object. The bare value is taken, too.
 
         Args:
             type_: A pydantic model, msgspec Struct, dataclass or TypedDict, or a type such as `list[int]`.
-            check: A function that gets the parsed answer. It returns the answer, changed or not, or raises
-                `ValueError`.
+            check: Gets the parsed answer; returns it, changed or not, or raises `ValueError`.
             fallback: As in `AnswerSpec`.
             told: As in `AnswerSpec`.
 

@@ -308,8 +308,7 @@ def ask_at_terminal(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDec
 
     Pass this function to a runner: `Runner(approve=ask_at_terminal)`. Any other line denies the call, and so
     does the end of the input. A call is also denied if standard input or standard error is not a terminal, or
-    if its arguments are too long to be shown whole. What was typed before a question is on the screen is
-    discarded.
+    if its arguments are too long to be shown whole. What was typed before the question is discarded.
     """
     return [_ask(question) for question in questions]
 

@@ -115,14 +115,7 @@ class Runner(AsyncToolAccess, Closing):
         keep: policies.Keep = "nothing",
         start: policies.Start = policies.DEFAULT_START,
     ) -> None:
-        tool_servers.refuse_other_kinds(
-            recorder=recorder,
-            trace=trace,
-            approve=approve,
-            elicit=elicit,
-            process_limits=process_limits,
-            tool_lock=tool_lock,
-        )
+        tool_servers.refuse_other_kinds(recorder=recorder, trace=trace, approve=approve)
         self.recorder = recorder or recorder_that_tells()
         usable = tool_servers.settings_or_default
         self.limits = usable("limits", limits, policies.TurnLimits())
@@ -133,14 +126,7 @@ class Runner(AsyncToolAccess, Closing):
         )
         self.budget = usable("budget", budget, policies.Budget())
         sessions, when = starts_of(keep, start)
-        wiring = wire(
-            llm,
-            servers or {},
-            recorder=self.recorder,
-            process_limits=process_limits,
-            elicit=elicit,
-            tool_lock=tool_lock,
-        )
+        wiring = wire(llm, servers or {}, self.recorder, process_limits, elicit, tool_lock)
         ready = tool_servers.with_settings(wiring.servers, self.limits, self.policy, when)
         self._presumed = presumed = tool_servers.PresumedListings(ready, tool_lock)
         self.tool_policy = tool_servers.usable_policy(tool_policy, ready)
@@ -171,9 +157,8 @@ class Runner(AsyncToolAccess, Closing):
 
         The servers come from `mcp_config.json` beside the TOML file, if there is one. With `enabled = false`
         under `mcp` in the TOML file, `mcp_config.json` is ignored; with `enabled = true` it must exist. The
-        endpoint's API key comes from the environment: from `GRUE_API_KEY` or the variable of the endpoint's
-        provider, such as `OPENROUTER_API_KEY`. `start` and `llm` take precedence over the file. With `llm`,
-        no API key is needed.
+        endpoint's API key is in the environment variable `GRUE_API_KEY` or that of the endpoint's provider,
+        such as `OPENROUTER_API_KEY`. `start` and `llm` replace the file's. With `llm`, no API key is needed.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
@@ -468,8 +453,7 @@ class Runner(AsyncToolAccess, Closing):
 
         Args:
             system: The conversation's instructions.
-            path: A new file to which each turn is appended, mode 600; `None`: the conversation is in memory
-                only.
+            path: A new file to which each turn is appended, mode 600; `None`: keep it in memory only.
             name: The conversation's id in traces; default: a random id.
 
         Raises:
@@ -501,13 +485,11 @@ class Runner(AsyncToolAccess, Closing):
         be told apart.
 
         Args:
-            requests: Any number, each a `TurnRequest` or a text. Read lazily, in the thread that iterates
-                over the results.
+            requests: Any number, each a `TurnRequest` or a text. Read lazily, in the iterating thread.
             concurrency: The most turns that run in parallel; at least 1.
             resume_from: The trace of an earlier run of the same batch. A turn that was completed there is not
-                run again, unless its request (texts, images, servers, tools, answer schema) or its
-                conversation has changed, its answer is not accepted any more, or a secret was removed from
-                the recorded turn.
+                run again, unless its request (texts, images, servers, tools, answer schema) or conversation
+                has changed, its answer is not accepted any more, or a secret was removed from it.
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
             total: Number of requests for the bar, if `requests` has no length, for example a generator.
             batch: A folder, or `Batching`: the model is asked through the provider's batches, which answer
@@ -561,8 +543,7 @@ class Runner(AsyncToolAccess, Closing):
 
         Raises:
             MissingDependencyError: `mcp` is absent or too old.
-            MCPError: The caller is a turn of this runner, or the process was forked while the runner's loop
-                was open.
+            MCPError: The caller is a turn of this runner, or in a process forked while its loop was open.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         tool_servers.load_sessions(self._wiring.servers.values())

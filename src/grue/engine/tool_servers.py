@@ -118,8 +118,7 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
     """Return `limits` with the servers' own start-up limits, and the default limit, filled in.
 
-    For a server, an entry in `limits.startup_timeouts_s` counts first, then its own limit, then the common
-    limit.
+    For a server, its entry in `limits.startup_timeouts_s` counts, else its own limit, else the common one.
     """
     common_s, own = limits.server_startup_timeout_s, {}
     for name, server in servers.items():
@@ -142,8 +141,7 @@ def with_settings(
 ) -> dict[m.ServerName, ToolServer]:
     """Return the servers, with `start` where their own option is `None`.
 
-    Raises `MCPConfigError` if `limits` or `policy` names a server that is not in `servers`, unless there are
-    no servers.
+    `MCPConfigError`: `limits` or `policy` names a server that is not in `servers`, and these are not empty.
     """
     named = (
         ("FailurePolicy", "first_connects", policy.first_connects if policy else {}),

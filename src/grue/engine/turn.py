@@ -140,14 +140,12 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         kind: `answered`; `forced` (the model was told to finish); `degraded` (configured tools were not
             available); `fallback` (the host's own value, because the model gave no acceptable answer).
         reason: Why the kind is not `answered`. Empty otherwise, unless a server died and was started again.
-        raw_response: The text that the answer was parsed from, or the last text that was refused; `None`:
-            there was none.
+        raw_response: The text that the answer was parsed from, or the last text that was refused, if any.
         tool_calls: All tool calls, in order, with their results.
         iterations: Number of replies with tool calls.
         requests: Number of requests to the model, those of servers (sampling) included.
         said: What was said in the turn, oldest first: the user texts, the replies, the tool results. Pass
-            `history=(*earlier, *outcome.said)` to the next turn. Empty if `map` has read the outcome from the
-            trace of an earlier run.
+            `history=(*earlier, *outcome.said)` to the next turn. Empty if `map` read it from an old trace.
     """
 
     turn: int

@@ -153,13 +153,13 @@ def connect_fresh(
 def wire(
     llm: LlmSettings | Sequence[LlmSettings] | LlmEndpoint | LlmFactory,
     servers: Mapping[str, ToolServer],
-    *,
     recorder: Recorder,
     process_limits: ProcessLimits | None = None,
     elicit: Elicit | None = None,
     tool_lock: ToolLock | None = None,
 ) -> Wiring:
     """Make what a runner's turns share, and register the secrets of the settings and of the environment."""
+    tool_servers.refuse_other_kinds(elicit=elicit, process_limits=process_limits, tool_lock=tool_lock)
     if callable(llm) and not isinstance(llm, type) and _takes_three(llm):
         endpoint, factory = None, llm
     else:

@@ -101,8 +101,7 @@ def next_delay(
     """Return the seconds to wait before the next request, or `None` to give up.
 
     `attempt` requests have failed so far (those sent again in another form do not count), `of_kind` of them
-    in the same way as the last; only these use up the retries of that kind. `jitter` is a random number from
-    0 to 1.
+    in the same way as the last; only these use up the retries of that kind. `jitter`: random, from 0 to 1.
     """
     of_kind = attempt if of_kind is None else of_kind
     if attempt > policy.max_retries or of_kind > _MOST_RETRIES.get(failure.kind, math.inf):

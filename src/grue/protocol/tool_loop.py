@@ -43,11 +43,9 @@ The rules:
 12. A server that starts when it is called (`RunTurn.when_called`) is started by the first reply that calls
     it, after all calls of that reply have been decided on. Calls to it are sent when it has listed its tools.
 13. A turn that forks a recorded turn gets the recorded events again, up to the fork. The commands that follow
-    from these are not carried out. At the fork, `TurnForked` can replace the limits, the failure policy and
-    the tools.
+    from these are not carried out. At the fork, `TurnForked` can replace limits, failure policy and tools.
 14. If a request is to be answered by a batch of the provider, the sessions are closed and the turn waits. A
-    later process gets the recorded events again and goes on in the same state, with servers that start when
-    they are called.
+    later process repeats the recorded events and goes on; its servers start when they are called.
 
 The states are in `turn/states.py`. A note for the trace comes before the command that it explains.
 
@@ -69,8 +67,7 @@ AwaitingSessions ─▶ Presuming ─▶ what follows from the reply
 AwaitingCompletion or AwaitingSummary ─▶ Waiting ─▶ the same state, in a later process
 ```
 
-A `TurnFailure`, such as a deadline or an interruption, leads to AwaitingClose; if no session is open, to
-Finished.
+A `TurnFailure`, such as a missed deadline, leads to AwaitingClose; if no session is open, to Finished.
 """
 
 from msgspec.structs import replace

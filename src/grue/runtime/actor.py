@@ -51,8 +51,7 @@ class Tap(Protocol):
 class Mailbox(Generic[M]):
     """A named queue of envelopes with one reader.
 
-    Sending records and queues an envelope without an `await` in between, so that trace and mailbox have the
-    same order.
+    Sending records and queues an envelope without an `await` between: trace and mailbox have the same order.
 
     Args:
         name: The owner's name, which is the receiver in every envelope of this mailbox.

@@ -182,6 +182,17 @@ def drafted(
         raise
 
 
+def locked(descriptor: int) -> bool:
+    """Lock an open file until it is closed; `False`: it is locked already. Without locks, return `True`."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # the file system has no locks: go on without one, as every other process does
+        return True
+    return True
+
+
 _LOOK_BACK = 65_536
 
 
@@ -214,17 +225,8 @@ class LineFile:
         return os.fstat(self._fd).st_size
 
     def lock(self) -> bool:
-        """Lock the file until it is closed; `False`: another process or `LineFile` has locked it.
-
-        On a file system without locks, return `True`.
-        """
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:  # the file system has no locks
-            return True
-        return True
+        """Lock the file until it is closed; `False`: another process or `LineFile` has locked it."""
+        return locked(self._fd)
 
     def write(self, *lines: bytes) -> None:
         """Append `lines`, with a newline after each. If that fails, close the file and raise `TraceError`."""

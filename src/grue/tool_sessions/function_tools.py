@@ -724,8 +724,7 @@ def _in_thread(call: functools.partial[Any]) -> Any:
     try:
         return call()
     except BaseException as error:
-        # Wrap the exception: a future refuses a StopIteration, and a GeneratorExit would end the coroutine
-        # that awaits it.
+        # Wrap it: a future refuses a StopIteration, and a GeneratorExit would end the awaiting coroutine.
         raise HostCodeFailed(error) from error
 
 

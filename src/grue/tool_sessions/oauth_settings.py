@@ -34,8 +34,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
     """How grue authorises itself at one server. The `repr` shows no secret.
 
     Without a `client_id`, grue registers as a client when it first asks for a token: by the document at
-    `client_metadata_url`, if one is set and the authorization server accepts such documents, or else
-    dynamically.
+    `client_metadata_url`, if the authorization server accepts such documents, or else dynamically.
 
     Attributes:
         grant: `authorization_code`: a person runs `grue login SERVER` once, then grue refreshes the token by

@@ -210,8 +210,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
         env: Variables added to the inherited environment. They replace inherited ones of the same name.
         inherit_env: Which part of the host's environment is inherited. `all`: everything. `no_keys`:
             everything except the keys that grue uses for models and observers. `safe`: what programs
-            commonly need. `none`: nothing. If the server then has no PATH, the command is looked up on the
-            host's PATH.
+            commonly need. `none`: nothing. Without a PATH, the command is looked up on the host's.
         cwd: Working directory; `None`: the host's working directory.
         sandbox: What the program may read, write, start and connect to: a `Sandbox`, or a preset's name
             (`pure`, `files`, `web`). `None`: no box; the program may do whatever the host may do.

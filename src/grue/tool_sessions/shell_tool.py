@@ -59,11 +59,9 @@ class ShellTool(Struct, HostTools, frozen=True, kw_only=True):
     Attributes:
         folder: Working directory of every command.
         commands: The programs that may be run: a name on the PATH, or a path; a relative one begins at
-            `folder`. An entry that is a list has to match the first arguments too. `any` allows everything. A
-            program that starts others, such as `env`, `find`, `xargs` or an interpreter, allows everything
-            too.
-        shell: Whether the model passes a string for `/bin/sh`, which can start any program. So this needs
-            `commands="any"`.
+            `folder`. An entry that is a list has to match the first arguments too. `any` allows everything.
+            So does a program that starts others, such as `env`, `find`, `xargs` or an interpreter.
+        shell: Whether the model passes a string for `/bin/sh`, so any program; needs `commands="any"`.
         inherit: Names of the host's environment variables that a command gets. No others are inherited.
         env: Variables that are added to the inherited ones.
         timeout_s: Time limit of one command in seconds. If the turn's limit of a call is smaller, the command
@@ -76,8 +74,7 @@ class ShellTool(Struct, HostTools, frozen=True, kw_only=True):
             `None`: no box; a command may do whatever the host may do.
 
     Raises:
-        MCPConfigError: For example, the folder or a program does not exist, or `shell` is used with an
-            allow-list.
+        MCPConfigError: Such as: the folder or a program does not exist, or `shell` is set with an allow-list.
     """
 
     starts_processes: ClassVar[bool] = True
@@ -246,8 +243,7 @@ class _Commands:
     def _program_of(self, argv: Sequence[str]) -> tuple[str, int] | None:
         """Return the program, and how many words of `argv` the user chose; `None`: it is not allowed."""
         if self._allowed is None:
-            # A bare name counts as chosen by the user, because it is looked up on the user's PATH. A path is
-            # the model's choice.
+            # A bare name counts as the user's choice: it is on the user's PATH. A path is the model's choice.
             return argv[0], int("/" not in argv[0])
         found = (each for each in self._allowed if tuple(argv[: len(each.words)]) == each.words)
         return next(((each.program, len(each.words)) for each in found), None)
@@ -255,8 +251,7 @@ class _Commands:
     async def _run(
         self, program: str, args: tuple[str, ...], own_words: int, stdin: str, context: ToolContext
     ) -> m.ToolCallResult:
-        # The user chose the first `own_words` words of the command line. Only files that these words name are
-        # added to the box.
+        # The user chose the first `own_words` words. Only files that these words name are added to the box.
         spec = self._spec
         left_s = context.remaining_s
         left_s -= min(_SHARE_TO_END * left_s, spec.limits.term_grace_s + _TO_READ_S)

@@ -185,8 +185,7 @@ class Conversation(Closing):
         Args:
             text: What the user says.
             answer: The type of the answer, or an `AnswerSpec`; `None`: any text.
-            **how: `images`, `tools`, `turn_timeout_s`, `on_delta` and others (`AskOptions`), as in a
-                `TurnRequest`.
+            **how: `images`, `tools`, `on_delta` and others (`AskOptions`), as in a `TurnRequest`.
 
         Raises:
             ApprovalPending: The policy asks about a tool call, and the turn was parked. Go on with `resume`.
@@ -293,8 +292,7 @@ class Conversation(Closing):
     def dumps(self) -> str:
         """Return the conversation as text, for a database. `loads` continues it, in this process or another.
 
-        The text has the format of a conversation's file. It is not redacted: it holds the secrets that were
-        said.
+        The text has the format of a conversation's file. It is not redacted: it holds secrets that were said.
 
         Raises:
             ConversationBusy: A turn continues the conversation.

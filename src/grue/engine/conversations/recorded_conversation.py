@@ -72,8 +72,7 @@ def resume_conversation(
     """Return a conversation that a trace holds, and the tools that each server last listed on opening.
 
     `name`: the conversation's id (`turn-N` for a turn in no conversation); `None`: the last turn's
-    conversation. Raises `ConversationError` if the trace lacks a part of it, or if a secret in that part was
-    redacted.
+    conversation. Raises `ConversationError` if the trace lacks a part of it, or a secret in it was redacted.
     """
     points = _branch_points(open_episode(path))
     reader, forks = TalkReader(points), TalkReader(points)
@@ -362,8 +361,7 @@ class RecordedTurn:
             if body.task is not None:
                 self._became_task(body, body.task)
         elif isinstance(body, m.TaskCreated):
-            # `TaskCreated` names no call. A session makes one call at a time, so the server's last call has
-            # become the task.
+            # `TaskCreated` names no call. It is the server's last one: a session makes one call at a time.
             of_server = [each for each in self._called.values() if each.server == body.server]
             if of_server:
                 self._became_task(of_server[-1], body.task)
@@ -408,8 +406,7 @@ class RecordedTurn:
             case m.TurnFailed(failure=m.Interrupted()):
                 return self.run.waits
             case m.TurnFailed(failure=m.ServerFailure()):
-                # A server did not start in a resumed turn. If the turn has made no call since it was resumed,
-                # it can be resumed again.
+                # A server did not start in a resumed turn. Without a call since, it can be resumed again.
                 return self.run.resumed is not None and not self._called
             case _:
                 return False
@@ -529,8 +526,7 @@ class RecordedTurn:
         if asks_again(resumed):
             self.said.append(m.ReplyDropped(request=0))
         elif resumed.new:
-            # When old versions of grue repeated a request, they recorded its texts a second time. Remove the
-            # first copy.
+            # Old versions of grue recorded the texts of a repeated request twice. Remove the first copy.
             at = len(self.said) - 1
             while at >= 0 and not isinstance(self.said[at], m.RequestCompletion):
                 at -= 1

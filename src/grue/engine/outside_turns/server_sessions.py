@@ -143,8 +143,7 @@ class ServerSessions:
         """Call the tool `SERVER.TOOL` and return its result. The time limit starts when the call is sent.
 
         The policy judges the call by the tool's present definition. With a `definition`, the call is made
-        only if the tool still has this definition. Raises `MCPToolCallError`, often a subclass of it, if the
-        call failed.
+        only if the tool still has it. If the call failed, raises `MCPToolCallError`, often a subclass.
         """
         server, tool = self._split(name)
         for _ in range(_MAX_JUDGEMENTS):
@@ -185,8 +184,7 @@ class ServerSessions:
     async def request(self, server: str, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send a request other than a tool call and return the server's raw result.
 
-        Raises `MCPRequestError` if the server refused the request, did not answer in time, has died, or is no
-        MCP server.
+        `MCPRequestError`: the server refused, did not answer in time, has died, or is no MCP server.
         """
         name = self._known(server)
         self._refuse(method)

@@ -79,8 +79,7 @@ class ToolAccess(ABC):
 
         `result.blocks` has the server's own content blocks. Calls in one session run one at a time, calls to
         different servers in parallel. Ctrl-C cancels the call. A call that the tool policy denies is not
-        made. A call that the policy would ask about is made without asking, because the program itself makes
-        it.
+        made; one that it would ask about is made without asking, because the program itself makes it.
 
         Args:
             name: `SERVER.TOOL`.

@@ -54,8 +54,7 @@ class ToolClient(ToolAccess):
         limits: Only the start-up limits and `tool_call_timeout_s` are used.
         recorder: Records the sessions' messages; `None`: they are not recorded.
         process_limits: How server processes are ended, and how large their messages may be.
-        elicit: Asks the user a server's question, in the sessions' event loop; `None`: every question is
-            declined.
+        elicit: Asks the user a server's question, in the sessions' event loop; `None`: all are declined.
         max_reconnects: How often each server that has died is connected again, before the next call to it;
             `None`: without limit, also before `tools()`, and after a start that failed. The call during which
             a server died is never repeated.

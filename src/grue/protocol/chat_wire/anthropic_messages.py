@@ -1,8 +1,7 @@
 """The wire format of Anthropic's messages, `POST {base_url}/messages`.
 
 Tool results and user texts between two replies form one user message, because the endpoint requires the
-results of all calls in the message after the calls. Thinking blocks are signed and have to be sent back
-unchanged.
+results of all calls in the message after the calls. Signed thinking blocks have to be sent back unchanged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`, and of its streams.
 
-A lost chunk is noticed only if the others break a rule. Among the rules are: the first piece of a call has
-the tool's name; the indexes of calls count up one by one (or are all equal, or missing); the reply ends with
-a `finish_reason`.
+A lost chunk is noticed only if the others break a rule, such as: a call's first piece has the tool's name;
+the indexes of calls count up one by one (or are all equal, or missing); the reply has a `finish_reason`.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@
 - The assistant's message is encoded when the results of its calls are known. It contains only the calls that
   have a result, because providers refuse a call without a result.
 - If the profile has cache markers, they are put on the system text and on the newest messages, four at most.
-  When an older message loses its marker, its other bytes stay the same, so that the endpoint still finds the
-  text in its cache.
+  When an older message loses its marker, its other bytes stay the same: the endpoint's cache still has them.
 - If the wire format allows only text in a tool's result, attachments are put into a user message, after the
   results of all calls of the same reply.
 - If an endpoint refuses or ignores the field for an answer's schema, or the request offers tools, the schema
-  is sent as text. The text is added to the new messages of the first of these requests, so that earlier
-  messages do not change.
+  is sent as text, with the new messages of the first such request, so that earlier messages do not change.
 - Data that a provider wants back with its reply (`CompletionReceived.echo`) is sent only in the format and to
   the model that it came from.
 """
@@ -317,8 +315,7 @@ class EncodedConversation:
             return reply
         answering = isinstance(self._mode, m.RequireAnswer)
         wire_names = () if answering else map(self.names.to_wire, [tool.name for tool in self.tools])
-        # If the request offers no tools, JSON without marks such as `<tool_call>` is not taken for a call: it
-        # may be the answer.
+        # If the request offers no tools, JSON without marks such as `<tool_call>` may be the answer.
         found = read_written(text, self.tools, wire_names, bare=not answering)
         if found is None:
             return reply

@@ -10,8 +10,7 @@ bounded number of times.
 
 Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
 or, as a heuristic, its name. The rows for models without tools come first and cover whole families. A model
-that no row matches is assumed to call tools: if it does not, the first request fails with the provider's
-reason.
+that no row matches is assumed to call tools: if not, the first request fails with the provider's reason.
 
 Source: R4.5, R12.1-3, R12.5, D8, P13
 """

@@ -549,8 +549,7 @@ def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition
 def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
     """Return a request's `own` fields and those of `extra`.
 
-    If both have a field, its value in `extra` counts. But two objects are joined, unless that in `extra` is
-    empty or has a `type`.
+    If both have a field, that of `extra` counts. But objects are joined, unless it is empty or has a `type`.
     """
     return {**own, **{name: _joined(own.get(name), value) for name, value in extra.items()}}
 

@@ -231,8 +231,7 @@ def read_written(
 ) -> Written | None:
     """Read the tool calls in a text; `None`: it has none, or is too long.
 
-    `wire_names`: the names of `tools` on the wire. `bare`: read also JSON without a tag, if all its calls are
-    of known tools.
+    `wire_names`: names of `tools` on the wire. `bare`: read also untagged JSON, if all its tools are known.
     """
     text = text.strip()
     for end in _ENDS:

@@ -9,8 +9,7 @@
 4.  If that is not enough, the model is asked for a summary: at most `max_summaries` times in a turn, and only
     if the budget allows it and the summary can free enough. It replaces everything but the history's first
     entry, the turn's user text and its last reply.
-5.  If the request still fills more than `high_water`, the results that it adds are cut in the middle, the
-    largest first.
+5.  If the request still fills more than `high_water`, its results are cut in the middle, the largest first.
 6.  If the endpoint still reports an overflow (once in a turn), the smaller of the window in its error and the
     known one counts; if neither is known, the size of the request. Then the oldest parts are cleared until
     the request fills at most `low_water`. If that is not enough, the newest results are cut.

@@ -146,8 +146,7 @@ def read_calls(
 ) -> tuple[tuple[ValidCall, ...], tuple[Unmade, ...]]:
     """Return the valid calls in order, and the calls with an unknown tool or with unreadable arguments.
 
-    The error about an unknown tool names the `offered` ones, and the servers that are `missing`, with the
-    reasons.
+    The error about an unknown tool names the `offered` ones, and the `missing` servers with the reasons.
     """
     listed = {tool.name: tool for tool in tools}
     known = ", ".join(listed if offered is None else dict.fromkeys(tool.name for tool in offered))
@@ -319,8 +318,7 @@ class MakeCall(Struct):
 def steps_of(batch: m.CallTools, *, connected: bool = True) -> Iterator[MakeCall | m.Settlement]:
     """Yield what to do for a batch, in order; a settlement is to be reported to the agent.
 
-    Unless `connected` to the server, all calls are skipped. If a `MakeCall` gets no `settlement`, it was the
-    last step.
+    Unless `connected`, all calls are skipped. If a `MakeCall` gets no `settlement`, it was the last step.
     """
     skip_because = "" if connected else tool_results.SKIPPED_AFTER_DEATH
     for call in batch.calls:

@@ -86,8 +86,7 @@ def screen(
 ) -> tuple[Tools, tuple[m.ToolDrifted, ...]]:
     """Return the tools that `on_drift` allows, and notes on those that have drifted.
 
-    An unchanged tool whose annotations were approved gets `trusted`. With `ignore`, `tools` are returned as
-    they are, without notes.
+    An unchanged tool whose annotations were approved gets `trusted`. `ignore`: return `tools`, without notes.
     """
     if on_drift == "ignore":
         return tools, ()

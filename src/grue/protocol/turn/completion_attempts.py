@@ -10,8 +10,7 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
   again once, with the limit that fits, if this is at least a fourth of the limit before.
 - If any other request is too long for the window and the agent can clear the history, the failure is reported
   at once. But if the status is 413 (the body is too large), the newest images and files are left out first.
-- Any other failure is retried as `RetryPolicy` says. Failures are counted for each kind. `max_retries` limits
-  all retries together.
+- Any other failure is retried as `RetryPolicy` says. Each kind is counted; `max_retries` limits all together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
 - A reply that does not end in time, or of whose stream no further piece comes in time, is requested only once
@@ -27,8 +26,7 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
   a row up to 15 minutes, or for longer (at most a day) if its endpoint asks for it. After the pause it is
   tried again, but without retries until it has answered.
 - A turn begins with the first model that is not paused, and stays with the model that has answered. Within a
-  request each model is asked at most once, the paused ones last. A request with tools is not sent to models
-  that cannot call tools.
+  request each model is asked at most once, the paused ones last; with tools, only models that can call them.
 """
 
 from __future__ import annotations

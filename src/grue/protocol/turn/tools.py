@@ -4,8 +4,7 @@ The rules for the calls of a reply, besides those in `tool_loop.py` and, for dec
 
 - A decision that does not count, or comes too late, is noted and ignored.
 - A call that is not made gets a note in the trace, recorded in the order of the reply's calls.
-- A call that an earlier process has sent, and that its server works on as a task, is neither asked about nor
-  counted again.
+- A call that an earlier process has sent, and that became a task, is neither asked about nor counted again.
 - If no person decides now, the turn is parked. A resumed turn judges the reply again. If the definition of a
   tool has changed, a question about its call is asked again, and a call that needs no approval is not made.
 - The tools of a server that starts when it is called (`RunTurn.when_called`) replace those that the model was

@@ -376,8 +376,7 @@ def refuse_reentry() -> None:
     """Raise `MCPError` if the caller is in a signal handler that has interrupted grue or an import.
 
     The interrupted code may hold a lock that a turn needs in another thread, until the handler has returned.
-    A handler is recognised by one of its arguments, the interrupted frame, which is also the handler's
-    caller.
+    A handler is recognised by one of its arguments, the interrupted frame, which is also its caller.
     """
     if not in_main_thread():
         return

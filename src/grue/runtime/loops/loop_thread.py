@@ -130,8 +130,7 @@ class Call(Future[T]):
         """Wait for the result and return it. Raises what the call raised, and as `LoopThread.refuse_waiting`.
 
         If anything interrupts the wait, this method cancels the call, and waits up to `INTERRUPT_GRACE_S` for
-        its clean-up: otherwise server processes could outlive the program. The second Ctrl-C calls
-        `force_kill`.
+        its clean-up, or server processes could outlive the program. The second Ctrl-C calls `force_kill`.
         """
         if not self.done():
             self.loop_thread.refuse_waiting()

@@ -2,8 +2,7 @@
 
 - Sending never blocks, even if the process has stopped reading.
 - An exit is noticed at once, or by a poll every 10 ms, even if a grandchild still holds the pipes open.
-- Leaving the `async with` block takes bounded time. Afterwards no process of the group is alive, unless it is
-  stuck in the kernel.
+- Leaving the block takes bounded time. Then no process of the group is alive, unless stuck in the kernel.
 - Output is read in linear time and bounded memory, and other tasks run meanwhile. The standard error of a
   server is drained until it ends, and the last part of it is kept.
 

@@ -231,8 +231,7 @@ def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:
         if pid in besides:
             continue
         with suppress(OSError):  # the process has exited since the folder was listed
-            # The second field is the program's name in parentheses. The name may contain parentheses, so
-            # split at the last one.
+            # The second field is the program's name in parentheses. It may contain some: split at the last.
             state, parent, group = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 3)[:3]
             yield ProcessEntry(pid, int(parent), int(group), state.decode())
 

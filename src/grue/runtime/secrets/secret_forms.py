@@ -31,8 +31,7 @@ class SecretPattern(NamedTuple):
     """Matches one secret in several similar forms, such as its base64 encodings.
 
     Each form without line breaks contains the first of `probes`, each other form one of the others. `source`
-    is a regular expression of linear time. `longest`: bytes of the longest form, without unusually many
-    escapes.
+    is a regular expression of linear time. `longest`: bytes of the longest form without excessive escapes.
     """
 
     probes: tuple[bytes, ...]

@@ -34,8 +34,7 @@ from grue.runtime.trace.format import TraceLine
 class Backlog:
     """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
-    The thread starts with the first call, and ends when `check` has removed the last. The interpreter waits
-    for it.
+    The thread, for which the interpreter waits, lives from the first call until `check` has removed the last.
     """
 
     def __init__(self) -> None:
@@ -298,8 +297,7 @@ class Recorder:
         """Record `body` and return its envelope, unredacted.
 
         Outside an event loop this waits until the observers have seen the envelope. Inside a loop, a long
-        message and those after it may reach them later: await `shown`. Held-back text (`hold_back`) is
-        recorded later.
+        message and those after it may reach them later: await `shown`. `hold_back` delays texts, too.
         """
         self.refuse_observers()
         # A piece without text means that the model's reply starts again from its beginning.

@@ -102,9 +102,8 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it. Raises `BatchRefused`.
 
-        `unsure`: the file may have been sent already, so first look for its batch. If a batch still runs, and
-        only its results can show whether it is the file's, return `record` unchanged: the next `look` checks
-        again.
+        `unsure`: the file may have been sent already, so first look for its batch. If only the results of a
+        running batch can show whether it is the file's, return `record` unchanged: the next `look` checks it.
         """
         patience = self._patience()
         while True:

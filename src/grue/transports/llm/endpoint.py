@@ -126,8 +126,7 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
         wire: The wire format, if `profile` is not set; `None`: derived from the base URL.
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
-        force_tool_support: Offer tools even if the endpoint or the model's name says that the model takes no
-            tools.
+        force_tool_support: Offer tools even if the endpoint or the model's name says that it takes none.
         then: The models that are asked, in this order, if after all retries this model's endpoint cannot be
             reached, answers with a status such as 429 or most 5xx, does not answer in time, or sends a reply
             that breaks off or is damaged. Their own `then` must be empty.
@@ -473,9 +472,10 @@ class LlmEndpoint:
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
         """Return the first endpoint of the chain whose `breaker` is not open, or else the first of the chain.
 
-        With `tools`, only endpoints that take tools count; if none does, return `self`. `now_s`: the loop's
-        clock.
+        With `tools`, only endpoints that take tools count; if none does, `self`. `now_s`: the loop's clock.
         """
+        if len(self.chain) == 1:
+            return self
         return self.after((), now_s, tools=tools) or self
 
     def of_chain(self, asked: m.ModelAsked | None) -> LlmEndpoint:
@@ -486,8 +486,7 @@ class LlmEndpoint:
     def after(self, tried: Sequence[LlmEndpoint], now_s: float, *, tools: bool) -> LlmEndpoint | None:
         """Return the endpoint of the chain to ask after those in `tried`; `None`: no endpoint is left.
 
-        With `tools`, the endpoint must take tools. One with an open `breaker` comes last. `now_s`: the loop's
-        clock.
+        With `tools`, it must take tools. One with an open `breaker` comes last. `now_s`: the loop's clock.
         """
         left = [each for each in self.chain if each not in tried and (not tools or each.takes_tools)]
         return min(left, key=lambda each: each.breaker.is_open(now_s), default=None)

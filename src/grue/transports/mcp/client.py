@@ -133,8 +133,7 @@ class McpClient:
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list the tools; raises `ServerFailed`.
 
-        `timeout_s` is the time for entering the client, the handshake and the listing together, but not for
-        the import of the SDK.
+        `timeout_s` limits entering the client, the handshake and the listing, but not the SDK's import.
 
         Source: R3.3, R13.3, P8, P37
         """
@@ -186,8 +185,7 @@ class McpClient:
         A call that the tool's input schema refuses is not sent, unless the server's options say otherwise. A
         result that does not match the output schema becomes an error. If the server makes an MCP task of the
         call, this method waits for the task's result. If the caller is cancelled, the server is told so.
-        `timeout_s` holds even if the server has stopped reading; a smaller limit in the server's options
-        takes precedence.
+        `timeout_s`, or a smaller limit in the server's options, holds even if the server has stopped reading.
 
         Raises `ToolTimedOutError`; `ToolRefusedError`, also for an unusable answer; `ServerFailed`, after
         which no call can succeed; and `HostCodeFailed` after a Ctrl-C in the host's `elicit`.

@@ -29,8 +29,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
             once, in the event loop's thread. Has no effect if the SDK is imported already.
         on_secret: Called with the name and the value of OAuth secrets of 8 or more characters; with a token,
             before the server gets it.
-        on_listed: Called with the first listing of a session, before the server's options and the tool lock
-            leave out any tool.
+        on_listed: Called with a session's first listing, before options and tool lock leave out any tool.
         spoken: Called before the first request; returns the MCP revision of the server's last session, or an
             empty text if that is not known. A wrong revision costs one request, of 5 s at most.
         on_task: Called with the tool's name and the task when the server makes an MCP task of a call.

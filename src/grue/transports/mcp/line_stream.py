@@ -16,9 +16,8 @@ from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encod
 class LineStream(MessageStream):
     """A stream of a process's lines. A line that is not a message, or is too large, is left out and reported.
 
-    An answer that is too large becomes an error for its request, if its id can be read. The stream also
-    breaks after more than `MAX_UNASKED` lines in a row that answer no request, or a line over
-    `max_line_bytes`.
+    An answer that is too large becomes an error for its request, if its id can be read. The stream breaks
+    after a line over `max_line_bytes`, or over `MAX_UNASKED` lines in a row that answer no request.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:

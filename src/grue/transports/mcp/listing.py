@@ -59,8 +59,7 @@ async def read_pages(
 ) -> ListedTools:
     """Read all pages of a listing. After a repeated cursor, `max_pages` pages or 8 MiB, return what was read.
 
-    A `bad_tool` notice reports what is left out. Errors of `ask` are raised, and `ValueError` if a page has
-    no list of tools at all.
+    `bad_tool` notices report what is left out. Raises what `ask` raises; `ValueError`: a page has no list.
     """
     tools: dict[str, m.ToolDefinition] = {}
     as_tasks: set[str] = set()

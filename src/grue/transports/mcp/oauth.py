@@ -279,8 +279,7 @@ class Authorizer:
     async def renew(self, used: str, refusal: httpx2.Response | None = None) -> str:
         """Return another token than `used` (empty: the request had none); raises `AuthorizationRefused`.
 
-        `refusal` is the server's refusal of `used`. Without it, `used` expires soon, and is returned if it
-        cannot be renewed.
+        `refusal` is that of `used`. Without it, `used` expires soon, and is returned if it cannot be renewed.
         """
         # Take two locks: tasks that share this object wait for the first, all others for the file's lock.
         async with self._lock, self.store.locked():

@@ -222,8 +222,7 @@ class Link:
                     raise
                 await self._session.discover()
             except RuntimeError as unusable:
-                # If the error ends with the name of the newest revision, the server has chosen that revision,
-                # which has no handshake.
+                # An error that ends with the newest revision: the server has chosen it, without a handshake.
                 if not str(unusable).endswith(_NEWEST):
                     raise
                 await self._session.discover()
@@ -271,9 +270,8 @@ class Link:
         """Send a request and return the raw result, which the SDK's typed methods would change.
 
         If the server asks for input that the host can give, the request is sent again with this input. If the
-        caller is cancelled, the server is told so. The method `subscriptions/listen` opens a stream of change
-        notices, and `notifications/cancelled` ends one. Raises `SdkError`, and `HostCodeFailed` after a
-        Ctrl-C in `elicit`.
+        caller is cancelled, the server is told so. `subscriptions/listen` opens a stream of change notices;
+        `notifications/cancelled` ends one. Raises `SdkError`; `HostCodeFailed`: a Ctrl-C in `elicit`.
         """
         if method == LISTEN:
             return await self._subscriptions.listen(params)

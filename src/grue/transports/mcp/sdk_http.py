@@ -6,8 +6,7 @@ a response without a body. It does not raise the fault: after most exceptions, t
 group of exceptions, log a traceback, or never answer.
 
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
-loop. So this module drops comments, parses large events itself, and passes a small event in place of each
-large answer to the SDK.
+loop. So this module drops comments, parses large events itself, and passes small events on in their place.
 
 `Authorization` adds the OAuth token to requests.
 """

@@ -7,7 +7,6 @@ tokens in the system's keyring, and locks such a file, too.
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import os
 import time
@@ -23,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.runtime.files import expanded, os_cause, write_whole
+from grue.runtime.files import expanded, locked, os_cause, write_whole
 from grue.runtime.loops.beside_loop import start_in_daemon_thread
 from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
@@ -78,8 +77,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     """The stored login for one server. Times are in seconds since the epoch by this machine's clock.
 
     `access_token` is empty if the authorization server has refused the refresh token. `client`: the
-    registration for a person's login. `metadata` describes the authorization server, `resource` the MCP
-    server.
+    registration of a login. `metadata` describes the authorization server, `resource` the MCP server.
     """
 
     url: str
@@ -164,7 +162,7 @@ class TokenStore:
             lock = os.open(self.file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             with anyio.move_on_after(_LOCK_WAIT_S):
-                while not _taken(lock):  # noqa: ASYNC110 - another process holds the lock
+                while not locked(lock):  # noqa: ASYNC110 - another process holds the lock
                     await anyio.sleep(_LOCK_POLL_S)
             yield
         finally:
@@ -184,16 +182,6 @@ def tokens_folder() -> Path:
     if named := os.environ.get("GRUE_TOKENS"):
         return expanded(named)
     return expanded(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "grue" / "tokens"
-
-
-def _taken(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system has no locks: go on without a lock, as every other process does
-        return True
-    return True
 
 
 T = TypeVar("T")
