@@ -24,7 +24,7 @@ from grue.fleet.accounts import read_ledger
 from grue.fleet.attempt import Job
 from grue.fleet.broker import Limits
 from grue.fleet.driver import stop
-from grue.fleet.folder import AttemptEnd, EpisodeFolder, FleetFolder
+from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder
 from grue.fleet.local import LocalEngine
 from grue.fleet.worker import Place
 from grue.testing.leftovers import assert_nothing_left
@@ -195,7 +195,8 @@ def test_a_worker_that_is_killed_while_it_waits_is_replaced(tmp_path: Path, work
         pids = []
         for number in range(2):
             place = folder.episode(f"{number:024x}").path
-            engine.submit(Job(folder=place, work=f"{work}:number", version="1", settings={"n": number}))
+            case = CaseFile(work=f"{work}:number", version="1", settings={"n": number})
+            engine.submit(Job(folder=place, case=case))
             job, ended = engine.ended.get(timeout=HANG_S)
             assert isinstance(ended, AttemptEnd), ended
             commit = EpisodeFolder(place).commit

@@ -18,7 +18,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import grue
-from grue import messages as m
 from grue.errors import ActorCrashed, FleetError, LLMError, MCPServerStartupError, TraceError, TurnTimedOut
 from grue.fleet.batches import waiting_in
 from grue.fleet.broker import Amount, Costs, may_pass, requests_counted
@@ -58,11 +57,7 @@ class Task(Struct, frozen=True, kw_only=True):
 class Job(Task, frozen=True, kw_only=True):
     """One attempt that a worker is to make."""
 
-    work: str
-    version: str
-    settings: m.JsonObject
-    planned: m.JsonObject | None = None  # the sweep's settings; `None`: equal to `settings`
-    repetition: int = 0
+    case: CaseFile
     keep: Keep = "all"
     prices: dict[str, Price] = {}
     files: dict[str, str] | None = None  # SHA-256 by setting; `None`: do not check them
@@ -70,7 +65,7 @@ class Job(Task, frozen=True, kw_only=True):
 
     def prepare(self) -> None:
         """Import the work."""
-        find_work(self.work)
+        find_work(self.case.work)
 
     def make(self) -> AttemptEnd:
         """Make the attempt."""
@@ -79,7 +74,7 @@ class Job(Task, frozen=True, kw_only=True):
 
 def run_attempt(job: Job) -> AttemptEnd:
     """Make an attempt, and record its end unless it waits for a batch. May raise `FleetError`."""
-    known = find_work(job.work)
+    known = find_work(job.case.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
     # With `batch`, do not resume: the work would not repeat the requests that the stored replies answer.
@@ -87,15 +82,8 @@ def run_attempt(job: Job) -> AttemptEnd:
     ends = ((path, folder.end_of(path)) for _, path in attempts if (path / TRACE).is_file())
     # The last attempt with a trace that a cancellation or the end of its process has cut off.
     interrupted = next((path for path, end in ends if end is None or end.kind == "died"), None)
-    case = CaseFile(
-        work=job.work,
-        version=job.version,
-        settings=job.settings,
-        repetition=job.repetition,
-        planned=job.planned,
-    )
-    attempt = folder.begin(case)
-    episode = Episode(id=folder.id, folder=attempt, repetition=job.repetition, interrupted=interrupted)
+    attempt = folder.begin(job.case)
+    episode = Episode(id=folder.id, folder=attempt, repetition=job.case.repetition, interrupted=interrupted)
     began = time.monotonic()
     with _unchanged_umask(), _output_in(attempt), requests_counted(job.prices) as count:
         waiting = waiting_in(job.folder, count) if job.batch else contextlib.nullcontext()
@@ -141,11 +129,11 @@ def end_of_late(attempt: Path, why: str, after_s: float, prices: Mapping[str, Pr
 def _require_same_files(job: Job, known: KnownWork) -> None:
     if not job.files:
         return
-    now = FileDigests().of(Case(settings=job.settings), known.files)
+    now = FileDigests().of(Case(settings=job.case.settings), known.files)
     for name, digest in job.files.items():
         if now.get(name) != digest:
             raise FleetError(
-                f"{name} = {job.settings[name]!r} has changed while the fleet ran. Run the same command"
+                f"{name} = {job.case.settings[name]!r} has changed while the fleet ran. Run the same command"
                 " again: with another file the episodes are other ones, and those that are done are kept."
             )
 
@@ -153,7 +141,7 @@ def _require_same_files(job: Job, known: KnownWork) -> None:
 def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
     process = os.getpid()
     try:
-        returned = known.function(dict(job.settings), episode)
+        returned = known.function(dict(job.case.settings), episode)
         return AttemptEnd(outcome="scored", scores=as_scores(returned, known.scores))
     except BaseException as error:  # noqa: BLE001 - whatever the work raises is the outcome of the attempt
         return _failure(error)

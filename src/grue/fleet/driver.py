@@ -33,7 +33,7 @@ from grue.fleet.accounts import add_to_ledger
 from grue.fleet.attempt import Engine, Job, Lost, Task, end_of_late
 from grue.fleet.batches import FleetBatches, ask_failed_again
 from grue.fleet.broker import Amount
-from grue.fleet.folder import REQUESTS, STOP, AttemptEnd, Commit, EpisodeFolder, FleetFolder
+from grue.fleet.folder import REQUESTS, STOP, AttemptEnd, CaseFile, Commit, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case, FileDigests
 from grue.fleet.results import note_result
 from grue.fleet.sweep import Keep
@@ -256,13 +256,16 @@ class Driver:
                 continue
             if tries:
                 self._tries[id_] = tries
-            yield Job(
-                folder=folder.path,
+            case_file = CaseFile(
                 work=work.name,
                 version=self._plan.version,
                 settings=case.settings,
-                planned=None if planned.settings == case.settings else planned.settings,
                 repetition=case.repetition,
+                planned=None if planned.settings == case.settings else planned.settings,
+            )
+            yield Job(
+                folder=folder.path,
+                case=case_file,
                 keep=self._plan.keep,
                 prices=self._plan.prices,
                 files=files,

@@ -53,10 +53,12 @@ def after_an_interruption(case: dict[str, Any], episode: Episode) -> float:
     return float(episode.interrupted is not None and (episode.interrupted / "trace.jsonl").exists())
 
 
+def case_file(work: str, settings: dict[str, Any] | None = None) -> CaseFile:
+    return CaseFile(work=work, version="1", settings=settings or {})
+
+
 def attempted(tmp_path: Path, work: str, keep: Any = "all", **settings: Any) -> Attempted:
-    job = Job(
-        folder=tmp_path / ("0" * 24), work=f"{__file__}:{work}", version="1", settings=settings, keep=keep
-    )
+    job = Job(folder=tmp_path / ("0" * 24), case=case_file(f"{__file__}:{work}", settings), keep=keep)
     return play(job)
 
 
@@ -227,7 +229,7 @@ def test_a_work_gets_the_attempt_that_was_interrupted(tmp_path: Path, worker_die
     folder.end(ended, AttemptEnd(outcome="infrastructure", kind="LLMError: unreachable"))
     if worker_died:
         folder.end(interrupted, AttemptEnd(outcome="infrastructure", kind="died"))
-    job = Job(folder=folder.path, work=f"{__file__}:after_an_interruption", version="1", settings={})
+    job = Job(folder=folder.path, case=case_file(f"{__file__}:after_an_interruption"))
     # With batches it is played from its beginning: resumed, it would not ask for the replies it has.
     assert play(replace(job, batch=True)).end.scores == {"score": 0.0}
     (folder.path / "commit.json").unlink()
@@ -264,7 +266,7 @@ def test_an_attempt_that_took_too_long_ends_with_what_its_trace_says(tmp_path: P
 
 def test_the_zork_host_plays_and_goes_on_from_an_interrupted_attempt(tmp_path: Path) -> None:
     settings = {"offline": True, "mcp": False, "turns": 2, "seed": 1}
-    job = Job(folder=tmp_path / ("0" * 24), work="zork", version="1", settings=settings)
+    job = Job(folder=tmp_path / ("0" * 24), case=case_file("zork", settings))
     first = play(job)
     assert first.end.scores["turns"] == 2
     folder = EpisodeFolder(job.folder)
@@ -282,9 +284,7 @@ def test_a_file_that_changes_while_the_fleet_runs_is_not_played(tmp_path: Path) 
     game.write_bytes(b"one")
     settings = {"game_file": str(game), "n": 1}
     files = FileDigests().of(Case(settings=settings), ("game_file",))
-    job = Job(
-        folder=tmp_path / ("0" * 24), work=f"{__file__}:scores", version="1", settings=settings, files=files
-    )
+    job = Job(folder=tmp_path / ("0" * 24), case=case_file(f"{__file__}:scores", settings), files=files)
     game.write_bytes(b"two")
     with pytest.raises(FleetError, match=r"game_file = '.*game.z3' has changed while the fleet ran"):
         play(job)
@@ -294,7 +294,7 @@ def test_a_file_that_changes_while_the_fleet_runs_is_not_played(tmp_path: Path) 
 
 
 def test_a_case_with_an_unknown_setting_is_a_failed_episode(tmp_path: Path) -> None:
-    job = Job(folder=tmp_path / ("0" * 24), work="zork", version="1", settings={"sed": 1})
+    job = Job(folder=tmp_path / ("0" * 24), case=case_file("zork", {"sed": 1}))
     done = play(job)
     assert (done.end.outcome, done.end.kind) == ("failed", "FleetError")
     assert "unknown field `sed`" in done.end.error

@@ -49,7 +49,7 @@ class TellingEngine:
         self.jobs.append(job)
         told = self._tell(job, sum(each.folder == job.folder for each in self.jobs))
         folder = EpisodeFolder(job.folder)
-        attempt = folder.begin(CaseFile(work=job.work, version=job.version, settings=job.settings))
+        attempt = folder.begin(job.case)
         if told is None:
             self._held.append(job)
         elif isinstance(told, Lost):
@@ -112,7 +112,7 @@ def test_an_episode_whose_requests_cannot_be_sent_in_batches_is_given_up_alone(
     line = msgspec.json.encode({**asked, "body": {}, **({} if fault == "folder" else {fault: "x"})})
 
     def tell(job: Job, tries: int) -> AttemptEnd:
-        if job.settings["n"]:
+        if job.case.settings["n"]:
             return SCORED
         job.folder.mkdir(parents=True)
         (job.folder / REQUESTS).write_bytes(line + b"\n")
@@ -203,7 +203,7 @@ def test_a_failure_of_the_work_is_a_result(tmp_path: Path) -> None:
 def test_infrastructure_is_tried_three_times_and_then_given_up_until_a_retry(
     tmp_path: Path, lost: AttemptEnd | Lost
 ) -> None:
-    finished, engine = run(tmp_path, lambda job, tries: lost if job.settings["n"] == 1 else SCORED)
+    finished, engine = run(tmp_path, lambda job, tries: lost if job.case.settings["n"] == 1 else SCORED)
     assert (finished.tally.done, finished.tally.given_up, len(engine.jobs)) == (4, 1, 7)
     finished, engine = run(tmp_path, lambda job, tries: SCORED)
     assert (finished.tally.given_up, len(engine.jobs)) == (1, 0)
@@ -257,7 +257,7 @@ def test_a_fleet_pauses_when_everything_fails_in_the_same_way(tmp_path: Path) ->
 
 def test_different_failures_do_not_pause(tmp_path: Path) -> None:
     def tell(job: Job, tries: int) -> AttemptEnd:
-        return replace(DOWN, endpoint=f"http://{int(job.settings['n']) % 2}")
+        return replace(DOWN, endpoint=f"http://{int(job.case.settings['n']) % 2}")
 
     assert run(tmp_path, tell, count=30)[0].reason == "finished"
 
@@ -359,7 +359,7 @@ def test_a_ctrl_c_while_many_cases_are_looked_through_ends_that(
 
 def test_an_attempt_that_cannot_be_made_costs_its_own_episode(tmp_path: Path) -> None:
     def tell(job: Job, tries: int) -> AttemptEnd | Lost:
-        return Lost("error", "no luck") if job.settings["n"] == 2 else SCORED
+        return Lost("error", "no luck") if job.case.settings["n"] == 2 else SCORED
 
     finished, engine = run(tmp_path, tell)
     assert (finished.tally.done, finished.tally.given_up, len(engine.jobs)) == (4, 1, 7)
@@ -380,7 +380,7 @@ def test_where_no_worker_starts_the_run_ends(tmp_path: Path) -> None:
 
 def test_an_unpaid_episode_is_played_by_the_next_run_and_never_counted_as_failed(tmp_path: Path) -> None:
     unpaid = AttemptEnd(outcome="unpaid", kind="budget", error="no price")
-    finished, engine = run(tmp_path, lambda job, tries: unpaid if job.settings["n"] < 2 else SCORED)
+    finished, engine = run(tmp_path, lambda job, tries: unpaid if job.case.settings["n"] < 2 else SCORED)
     tally = finished.tally
     assert (finished.reason, tally.done, tally.unpaid, tally.failed, len(engine.jobs)) == (
         "finished",
@@ -396,7 +396,7 @@ def test_an_unpaid_episode_is_played_by_the_next_run_and_never_counted_as_failed
 def test_a_budget_that_is_used_up_ends_the_run_and_the_rest_is_not_begun(tmp_path: Path) -> None:
     unpaid = AttemptEnd(outcome="unpaid", kind="budget", error="used up")
     finished, engine = run(
-        tmp_path, lambda job, tries: SCORED if job.settings["n"] < 3 else unpaid, 50, refused="used up"
+        tmp_path, lambda job, tries: SCORED if job.case.settings["n"] < 3 else unpaid, 50, refused="used up"
     )
     assert (finished.reason, finished.why, finished.tally.done) == ("budget", "used up", 3)
     assert len(engine.jobs) < 15
@@ -417,9 +417,9 @@ def test_what_a_worker_says_counts_only_if_the_folder_says_the_same(
 ) -> None:
     class Lying(TellingEngine):
         def submit(self, job: Job) -> None:
-            if job.settings["n"] != 2 or not job.folder.is_file():
+            if job.case.settings["n"] != 2 or not job.folder.is_file():
                 super().submit(job)
-                if job.settings["n"] == 2:
+                if job.case.settings["n"] == 2:
                     damage(job.folder)
             else:
                 self.jobs.append(job)
@@ -434,12 +434,12 @@ def test_what_a_worker_says_counts_only_if_the_folder_says_the_same(
 
 def test_an_end_that_cannot_be_recorded_costs_its_own_episode(tmp_path: Path) -> None:
     def tell(job: Job, tries: int) -> AttemptEnd | Lost:
-        return SCORED if job.settings["n"] != 1 else Lost("timed_out", "too long")
+        return SCORED if job.case.settings["n"] != 1 else Lost("timed_out", "too long")
 
     class Removing(TellingEngine):
         def submit(self, job: Job) -> None:
             super().submit(job)
-            if job.settings["n"] == 1:
+            if job.case.settings["n"] == 1:
                 shutil.rmtree(job.folder)
                 job.folder.write_text("no folder")
 

@@ -12,7 +12,7 @@ from grue.cli.fleet import run_fleet
 from grue.cli.run import EXAMPLE
 from grue.errors import FleetError
 from grue.fleet.attempt import Job
-from grue.fleet.folder import EpisodeFolder, FleetFolder
+from grue.fleet.folder import CaseFile, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case
 from grue.fleet.sweep import read_plan, read_sweep
 from grue.fleet.work import contains, find_work
@@ -53,7 +53,7 @@ def test_one_text_is_a_list_of_one_and_the_same_episode(
 
 
 def played(tmp_path: Path, work: str, settings: dict[str, Any]) -> Attempted:
-    job = Job(folder=tmp_path / ID, work=work, version="1", settings=settings)
+    job = Job(folder=tmp_path / ID, case=CaseFile(work=work, version="1", settings=settings))
     return play(job)
 
 
@@ -136,7 +136,7 @@ def test_a_workspace_with_the_runs_and_links_in_it_is_copied_without_them(
     FleetFolder(fleet).write_manifest({})
     (place / "runs" / "20260101-000000").mkdir()
     (place / "runs" / "20260101-000000" / "trace.jsonl").write_text("")
-    job = Job(folder=fleet / ID[:2] / ID, work="skill_agent", version="1", settings=settings)
+    job = Job(folder=fleet / ID[:2] / ID, case=CaseFile(work="skill_agent", version="1", settings=settings))
     done = play(job)
     assert (done.end.error, done.committed) == ("", True)
     copy = job.folder / "attempt-1" / "workspace"
