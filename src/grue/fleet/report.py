@@ -1,9 +1,9 @@
 """Write a report on a fleet as one self-contained HTML page: scores, costs, cases, charts, failures."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import quote
 
 from msgspec import Struct
@@ -20,7 +20,6 @@ from grue.tracing.facts import counted
 from grue.tracing.page_file import refuse_foreign, write_page
 
 REPORT = "report.html"
-_Redact: TypeAlias = Callable[[str], str]
 _MOST_CELLS = 12
 _MOST_GROUPS = 200
 _MOST_LABEL = 160
@@ -28,14 +27,27 @@ _MOST_NAME = 300
 
 
 class _Scale(Struct, frozen=True, kw_only=True):
-    """The reported score: its name, the value with which a failed episode counts, and which values pass."""
+    """How the episodes are reported: by which score, in which cells."""
 
     score: str
-    failed_as: float
+    failed_as: float  # the value with which a failed episode counts
     passing: Passing
+    axes: Sequence[str]
+    redaction: Redaction
 
     def of(self, result: Result) -> float | None:
         return results.score_of(result, self.score, self.failed_as)
+
+    @property
+    def no_case(self) -> frozenset[str]:
+        return compare.NO_CASE.union(self.axes)
+
+    def cell_of(self, result: Result) -> str:
+        settings = _settings(result)
+        return _named({name: settings.get(name) for name in self.axes})
+
+    def short(self, name: str) -> str:
+        return printable(shortened(self.redaction.redact_text(name), _MOST_LABEL), 2 * _MOST_LABEL)
 
 
 def write_report(
@@ -75,38 +87,37 @@ def write_report(
             passing,
             lower_is_better=lower_is_better,
         ),
+        axes=by,
+        redaction=Redaction.of_environment(),
     )
     folder = quote(os.fsencode(os.path.relpath(fleet, target.parent)))
-    report = _report(found, earlier, fleet, folder, scale, by)
+    report = _report(found, earlier, fleet, folder, scale)
     write_page(target, "report", report["title"], report, error=FleetError)
     return len(found)
 
 
-def _report(
-    found: list[Result], earlier: int, fleet: Path, folder: str, scale: _Scale, axes: Sequence[str]
-) -> dict[str, Any]:
+def _report(found: list[Result], earlier: int, fleet: Path, folder: str, scale: _Scale) -> dict[str, Any]:
     """Return the data of the page, where `folder` is a URL relative to the page."""
     cells: dict[str, list[Result]] = {}
     for each in found:
-        cells.setdefault(_label(each, axes), []).append(each)
+        cells.setdefault(scale.cell_of(each), []).append(each)
     values = {name: _settings(episodes[0]) for name, episodes in cells.items()}
-    names = sorted(cells, key=lambda name: compare.in_order(values[name].get(axis) for axis in axes))
+    names = sorted(cells, key=lambda name: compare.in_order(values[name].get(axis) for axis in scale.axes))
     groups = group_failures(found, scale.score, scale.passing)
     group_of = {
         episode.id: min(number, _MOST_GROUPS - 1)
         for number, group in enumerate(groups)
         for episode in group.episodes
     }
-    redact = Redaction.of_environment().redact_text
-    episodes, cases = _columns(found, axes, names, scale, group_of, redact)
+    episodes, cases = _columns(found, names, scale, group_of)
     return {
         "title": f"Fleet {printable(fleet.name or str(fleet), _MOST_NAME)}",
         "fleet": printable(str(fleet), _MOST_NAME),
         "folder": folder,
         "score": printable(scale.score, _MOST_NAME),
         "lower_is_better": scale.passing.lower_is_better,
-        "cells": [_cell(name, cells[name], scale, axes, redact) for name in names],
-        "verdicts": _verdicts(names, cells, scale, redact),
+        "cells": [_cell(name, cells[name], scale) for name in names],
+        "verdicts": _verdicts(names, cells, scale),
         "cases": cases,
         "groups": [
             {"what": WORDS[group.kind], "text": printable(group.text, 2 * _MOST_LABEL)}
@@ -118,29 +129,23 @@ def _report(
 
 
 def _columns(
-    found: list[Result],
-    axes: Sequence[str],
-    names: list[str],
-    scale: _Scale,
-    group_of: dict[str, int],
-    redact: _Redact,
+    found: list[Result], names: list[str], scale: _Scale, group_of: dict[str, int]
 ) -> tuple[dict[str, list[Any]], list[str]]:
     cell_of = {name: number for number, name in enumerate(names)}
-    no_case = compare.NO_CASE.union(axes)
     cases: dict[str, int] = {}
     labels: list[str] = []
     rows = []
     for each in found:
         end, course = each.end, each.course
         message = 0 if course is None else course.message
-        number = cases.setdefault(compare.case_key(each, no_case), len(cases))
+        number = cases.setdefault(compare.case_key(each, scale.no_case), len(cases))
         if number == len(labels):
-            labels.append(_short(_named(compare.case_of(each, no_case)), redact))
+            labels.append(scale.short(_named(compare.case_of(each, scale.no_case))))
         rows.append(
             {
                 "id": each.id,
                 "attempt": each.attempt,
-                "cell": cell_of[_label(each, axes)],
+                "cell": cell_of[scale.cell_of(each)],
                 "case": number,
                 "outcome": each.outcome,
                 "score": scale.of(each),
@@ -156,17 +161,15 @@ def _columns(
     return {name: [row[name] for row in rows] for name in rows[0]}, labels
 
 
-def _cell(
-    name: str, found: list[Result], scale: _Scale, axes: Sequence[str], redact: _Redact
-) -> dict[str, Any]:
+def _cell(name: str, found: list[Result], scale: _Scale) -> dict[str, Any]:
     by_case: dict[str, list[float]] = {}
     for each in found:
         value = scale.of(each)
         if value is not None:
-            by_case.setdefault(compare.case_key(each, compare.NO_CASE.union(axes)), []).append(value)
+            by_case.setdefault(compare.case_key(each, scale.no_case), []).append(value)
     means = [mean_of(values) for values in by_case.values()]
     row: dict[str, Any] = {
-        "name": _short(name, redact) if name else "all episodes",
+        "name": scale.short(name) if name else "all episodes",
         "episodes": sum(each.played for each in found),
         "failed": sum(each.outcome == "failed" for each in found),
         "missing": sum(not each.played for each in found),
@@ -183,7 +186,7 @@ def _cell(
     return row | {"mean": interval.mean, "low": interval.low, "high": interval.high}
 
 
-def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale, redact: _Redact) -> list[str]:
+def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale) -> list[str]:
     """Return a sentence for each cell after the first, up to 12: whether it is better than the first cell."""
     said = []
     lower_is_better = scale.passing.lower_is_better
@@ -204,12 +207,7 @@ def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale, r
         if found.verdict == "cannot be told":
             verdict = f"cannot be told from {names[0]}"
         said.append(f"{name}: {verdict} in {scale.score}, {between}, over {counted(found.cases, 'case')}")
-    return [printable(redact(each), 2 * _MOST_NAME) for each in said]
-
-
-def _label(result: Result, axes: Sequence[str]) -> str:
-    settings = _settings(result)
-    return _named({name: settings.get(name) for name in axes})
+    return [printable(scale.redaction.redact_text(each), 2 * _MOST_NAME) for each in said]
 
 
 def _settings(result: Result) -> dict[str, Any]:
@@ -218,7 +216,3 @@ def _settings(result: Result) -> dict[str, Any]:
 
 def _named(settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={compare.setting_word(value)}" for name, value in settings.items())
-
-
-def _short(name: str, redact: _Redact) -> str:
-    return printable(shortened(redact(name), _MOST_LABEL), 2 * _MOST_LABEL)
