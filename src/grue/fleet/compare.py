@@ -20,6 +20,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -373,10 +374,7 @@ def compare_results(
     failed_as = results.failed_score(both, options.failed_as, lower_is_better=options.lower_is_better)
     compared = _compared(first, second)
     no_case = compared.keys() | NO_CASE
-
-    def score_of(result: Result) -> float | None:
-        return results.score_of(result, score, failed_as)
-
+    score_of = partial(results.score_of, name=score, failed_as=failed_as)
     one, other = sides = tuple(_Cases(each, score_of, no_case) for each in (first, second))
     keys = [key for key in one.by_case if key in other.by_case]
     _require_cases(keys, sides, compared, score)
@@ -391,16 +389,11 @@ def compare_results(
     better, worse = _signs(changes, groups, lower_is_better=options.lower_is_better)
     chance = sign_test(better, worse)
     target = options.margin or abs(found.mean)
-    told: Verdict = "cannot be told"
-    detectable, known, more = math.nan, False, 0.0
     if why:
-        if chance < stats.SELDOM:
-            told = "better" if better > worse else "worse"
+        told = _by_sign_test(better, worse, chance)
+        detectable, more = math.nan, None
     else:
-        told = "better" if found.low > 0 else "worse" if found.high < 0 else told
-        detectable = stats.smallest_detectable(found) if found.error else found.high - found.mean
-        more = stats.times_more(replace(found, error=max(found.error, detectable / 3)), target) - 1
-        known = 0 < more < 1000 and told == "cannot be told"
+        told, detectable, more = _by_interval(found, target)
     return Comparison(
         a=one.side(labels[0], left_out[0]),
         b=other.side(labels[1], left_out[1]),
@@ -416,11 +409,26 @@ def compare_results(
         measures=measures,
         detectable=detectable,
         target=target,
-        more_cases=round(more * len(keys)) + 1 if known else None,
-        more_episodes=round(more * sum(len(side.episodes) for side in sides)) + 1 if known else None,
+        more_cases=None if more is None else round(more * len(keys)) + 1,
+        more_episodes=None if more is None else round(more * len([*one.episodes, *other.episodes])) + 1,
         changes=sorted(changes, key=lambda each: (each.difference, str(each.case))),
         lower_is_better=options.lower_is_better,
     )
+
+
+def _by_sign_test(better: int, worse: int, chance: float) -> Verdict:
+    if chance >= stats.SELDOM:
+        return "cannot be told"
+    return "better" if better > worse else "worse"
+
+
+def _by_interval(found: Interval, target: float) -> tuple[Verdict, float, float | None]:
+    """Return the `verdict`, the `detectable`, and how many times as many further cases show `target`."""
+    detectable = stats.smallest_detectable(found) if found.error else found.high - found.mean
+    if found.low > 0 or found.high < 0:
+        return "better" if found.low > 0 else "worse", detectable, None
+    more = stats.times_more(replace(found, error=max(found.error, detectable / 3)), target) - 1
+    return "cannot be told", detectable, more if 0 < more < 1000 else None
 
 
 class _Cases:
