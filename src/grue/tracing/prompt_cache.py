@@ -71,6 +71,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
 
 
 _Place: TypeAlias = tuple[int, str]  # number and kind of a message in the trace
+_Why: TypeAlias = tuple[int, str, str]  # number and kind of the message that caused something, and why
 
 
 class _Form(Struct, frozen=True):
@@ -117,8 +118,7 @@ class _Prompted(Struct, kw_only=True):
     asks: m.ModelAsked | None = None  # the model that its turn asks now
     moved: _Place = (0, "")  # the message that chose this model
     adapted: _Place | None = None  # the message that changed the encoding after the last prompt
-    # Why the next request may offer no tools: number and kind of a message, and the reason in words.
-    notes: list[tuple[int, str, str]] = []
+    notes: list[_Why] = []  # why the next request may offer no tools
 
 
 class CachedPrompts:
@@ -377,7 +377,7 @@ class CachedPrompts:
             return found
         per_token = len(sent.whole) / counted if counted and talk.whole else ContextPolicy().bytes_per_token
         tokens = max(0, round((min(shared, ends) - same) / per_token))
-        return replace(found, broken=_broken(_Compared(earlier, sent, same), talk, asked, tokens))
+        return replace(found, broken=_Difference(earlier, sent, same, talk, asked).told(tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
         """Return the earlier prompt to compare `sent` with, or `None`."""
@@ -403,12 +403,6 @@ class CachedPrompts:
             talk.whole = False  # a secret in a call's id was redacted, or the trace is damaged
         while len(self._talks) > _MOST_KEPT:
             del self._talks[next(iter(self._talks))]
-
-
-class _Compared(Struct, frozen=True):
-    earlier: _Sent
-    sent: _Sent
-    same: int
 
 
 def _blame(talk: _Prompted, place: _Place) -> None:
@@ -464,118 +458,141 @@ def common_bytes(left: bytes, right: bytes) -> int:
     return low
 
 
-def _broken(pair: _Compared, talk: _Prompted, asked: _Asked, tokens: int) -> PrefixBreak:
-    part = _part(pair)
-    match part:
-        case "model":
-            before, now = (printable(each.model, 100) for each in (pair.earlier, pair.sent))
-            why = f"{before} was asked before, now {now}"
-            place, (cause, kind) = "the whole prompt", talk.moved
-        case "tools":
-            place, (cause, kind, why) = _changed_tool(pair, talk, asked)
-        case "system":
-            place, (cause, kind, why) = "the system text", _changed_system(talk, asked)
-        case "messages":
-            place, (cause, kind, why) = _message_at(pair), _changed_messages(talk, asked)
-    return PrefixBreak(
-        part=part,
-        at_byte=pair.same,
-        place=place,
-        before="" if part == "model" else _excerpt(pair.earlier.whole, pair.same),
-        now="" if part == "model" else _excerpt(pair.sent.whole, pair.same),
-        cause=cause,
-        cause_kind=kind,
-        why=why,
-        tokens=tokens,
-    )
+class _Difference(Struct, frozen=True):
+    """Two prompts that have their first `same` bytes in common; `sent` is that of `asked`, in `talk`."""
+
+    earlier: _Sent
+    sent: _Sent
+    same: int
+    talk: _Prompted
+    asked: _Asked
+
+    def told(self, tokens: int) -> PrefixBreak:
+        part = self._part
+        before, now = (_excerpt(each.whole, self.same) for each in (self.earlier, self.sent))
+        match part:
+            case "model":
+                one, other = (printable(each.model, 100) for each in (self.earlier, self.sent))
+                place, why = "the whole prompt", (*self.talk.moved, f"{one} was asked before, now {other}")
+                before = now = ""
+            case "tools":
+                place, why = self._changed_tool()
+            case "system":
+                place, why = "the system text", self._changed_system()
+            case "messages":
+                place, why = self._message(), self._changed_messages()
+        return PrefixBreak(
+            part=part,
+            at_byte=self.same,
+            place=place,
+            before=before,
+            now=now,
+            cause=why[0],
+            cause_kind=why[1],
+            why=why[2],
+            tokens=tokens,
+        )
+
+    @property
+    def _part(self) -> PromptPart:
+        if self.earlier.model != self.sent.model:
+            return "model"
+        fewest, most = sorted((self.earlier.parts[0], self.sent.parts[0]))
+        are_others = self.earlier.tools != self.sent.tools or bool(fewest) != bool(most)
+        if self.same < (most if are_others else fewest):
+            return "tools"
+        return "system" if self.same < min(self.earlier.head, self.sent.head) else "messages"
+
+    def _by_turn(self, why: str) -> _Why:
+        begun = (seq for seq, kind, _ in self.talk.notes if kind == "RunTurn")
+        return next(begun, self.asked.seq), "RunTurn", why
+
+    def _by_request(self, why: str) -> _Why:
+        return self.asked.seq, "RequestCompletion", why
+
+    def _changed_system(self) -> _Why:
+        if self.talk.blame:
+            return self._changed_messages()
+        return self._by_turn("the system text is another one than in the conversation before")
+
+    def _changed_messages(self) -> _Why:
+        if self.talk.blame:
+            _, cause, kind = min(self.talk.blame)
+            return cause, kind, _REWRITTEN.get(kind, "what was said before is written in another form")
+        if self.asked.command.aside:
+            return self._by_request("the request is made beside the conversation")
+        return self._by_turn("the turn goes on from another place in the conversation")
+
+    def _changed_tool(self) -> tuple[str, _Why]:
+        """Return the first changed tool in words, and what changed it."""
+        old, new = self.earlier.tools, self.sent.tools
+        if not new:
+            return "having no tools", self._why_no_tools()
+        if not old:
+            why = "tools are offered, and the request before offered none"
+            return f"the tool {_name(new[0])}", self._listing(new[0], why)
+        before, now = {tool.name: tool for tool in old}, {tool.name: tool for tool in new}
+        pairs = enumerate(zip(old, new, strict=False))
+        differ = (at for at, (a, b) in pairs if a.name != b.name or _how_changed(a, b))
+        at = next(differ, min(len(old), len(new)))
+        if at == len(old) == len(new):
+            cause, kind = self.talk.adapted or (self.asked.seq, "RequestCompletion")
+            return "the tools", (cause, kind, "the tools are written in another form")
+        if at < len(new) and new[at].name not in before:
+            tool, how = new[at], "is offered, and was not before"
+        elif at < len(old) and old[at].name not in now:
+            tool, how = old[at], "is not offered any more"
+        elif at < min(len(old), len(new)) and old[at].name == new[at].name:
+            tool, how = new[at], _how_changed(old[at], new[at])
+        else:  # in a damaged trace, the only difference may be that a request has a tool twice
+            tool, how = (new[at:] or old[at:])[0], "is offered in another order"
+        return f"the tool {_name(tool)}", self._listing(tool, f"{_name(tool)} {how}")
+
+    def _why_no_tools(self) -> _Why:
+        if self.asked.command.aside:
+            return self._by_request("a summary is asked for, and that offers no tools")
+        for kinds in (("FinalForced", "RepairRequested"), ("McpDisabled",), ("RunTurn",)):
+            found = [note for note in self.talk.notes if note[1] in kinds]
+            if found:
+                cause, kind, why = found[-1]
+                return cause, kind, why if kind == "RunTurn" else f"{why}, and no tools are offered"
+        return self._by_request("no tools are offered")
+
+    def _listing(self, tool: m.ToolDefinition, why: str) -> _Why:
+        """Return what made the prompts differ in `tool`."""
+        # It is the turn's `RunTurn` if that names other tools or servers than the earlier prompt's; otherwise
+        # the latest message about the tools of the tool's server.
+        before, now = self.earlier.run, self.sent.run
+        if before is not None and now is not None and before is not now:
+            wanted = before.tools != now.tools
+            if wanted or (tool.server in before.servers) != (tool.server in now.servers):
+                return self._by_turn(f"{why}: the turn wants other tools")
+        return *self.asked.listed.get(tool.server, (self.asked.seq, "RequestCompletion")), why
+
+    def _message(self) -> str:
+        begin = sum(self.sent.parts)
+        try:
+            messages = msgspec.json.decode(b"[" + self.sent.whole[begin:] + b"]", type=list[msgspec.Raw])
+        except msgspec.DecodeError:
+            return "a message"
+        end = begin
+        for number, message in enumerate(messages, 1):
+            end += len(bytes(message)) + 1
+            if self.same < end:
+                fields = msgspec.json.decode(message)
+                role = fields.get("role", fields.get("type", "")) if isinstance(fields, dict) else ""
+                role = printable(str(role), 30)
+                return f"message {number}{role and f' ({role})'}"
+        return f"message {len(messages) + 1}, which is not there any more"
 
 
-def _part(pair: _Compared) -> PromptPart:
-    if pair.earlier.model != pair.sent.model:
-        return "model"
-    fewest, most = sorted((pair.earlier.parts[0], pair.sent.parts[0]))
-    are_others = pair.earlier.tools != pair.sent.tools or bool(fewest) != bool(most)
-    if pair.same < (most if are_others else fewest):
-        return "tools"
-    return "system" if pair.same < min(pair.earlier.head, pair.sent.head) else "messages"
-
-
-def _turn_of(talk: _Prompted, asked: _Asked) -> int:
-    return next((seq for seq, kind, _ in talk.notes if kind == "RunTurn"), asked.seq)
-
-
-def _changed_system(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
-    if talk.blame:
-        return _changed_messages(talk, asked)
-    return _turn_of(talk, asked), "RunTurn", "the system text is another one than in the conversation before"
-
-
-def _changed_messages(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
-    if talk.blame:
-        _, cause, kind = min(talk.blame)
-        why = "what was said before is written in another form"
-        if kind in ("HistoryRewritten", "RewriteHistory"):
-            why = "what was said before was rewritten"
-        elif kind == "SchemaIgnored":
-            why = "the schema of the answer is told in words from now on"
-        elif kind in ("RunTurn", "ModelPassedOver"):
-            why = "another model or endpoint is asked"
-        return cause, kind, why
-    if asked.command.aside:
-        return asked.seq, "RequestCompletion", "the request is made beside the conversation"
-    return _turn_of(talk, asked), "RunTurn", "the turn goes on from another place in the conversation"
-
-
-def _changed_tool(pair: _Compared, talk: _Prompted, asked: _Asked) -> tuple[str, tuple[int, str, str]]:
-    """Return the first changed tool in words, number and kind of the message that changed it, and why."""
-    old, new = pair.earlier.tools, pair.sent.tools
-    if not new:
-        return "having no tools", _why_no_tools(talk, asked)
-    if not old:
-        why = "tools are offered, and the request before offered none"
-        return f"the tool {_name(new[0])}", _listing(new[0], pair, talk, asked, why)
-    before, now = {tool.name: tool for tool in old}, {tool.name: tool for tool in new}
-    pairs = enumerate(zip(old, new, strict=False))
-    differ = (at for at, (a, b) in pairs if a.name != b.name or _how_changed(a, b))
-    at = next(differ, min(len(old), len(new)))
-    if at == len(old) == len(new):
-        cause, kind = talk.adapted or (asked.seq, "RequestCompletion")
-        return "the tools", (cause, kind, "the tools are written in another form")
-    if at < len(new) and new[at].name not in before:
-        tool, how = new[at], "is offered, and was not before"
-    elif at < len(old) and old[at].name not in now:
-        tool, how = old[at], "is not offered any more"
-    elif at < min(len(old), len(new)) and old[at].name == new[at].name:
-        tool, how = new[at], _how_changed(old[at], new[at])
-    else:  # in a damaged trace, the only difference may be that a request has a tool twice
-        tool, how = (new[at:] or old[at:])[0], "is offered in another order"
-    return f"the tool {_name(tool)}", _listing(tool, pair, talk, asked, f"{_name(tool)} {how}")
-
-
-def _why_no_tools(talk: _Prompted, asked: _Asked) -> tuple[int, str, str]:
-    if asked.command.aside:
-        return asked.seq, "RequestCompletion", "a summary is asked for, and that offers no tools"
-    for kinds in (("FinalForced", "RepairRequested"), ("McpDisabled",), ("RunTurn",)):
-        found = [note for note in talk.notes if note[1] in kinds]
-        if found:
-            cause, kind, why = found[-1]
-            return cause, kind, why if kind == "RunTurn" else f"{why}, and no tools are offered"
-    return asked.seq, "RequestCompletion", "no tools are offered"
-
-
-def _listing(
-    tool: m.ToolDefinition, pair: _Compared, talk: _Prompted, asked: _Asked, why: str
-) -> tuple[int, str, str]:
-    """Return the trace message that made the prompt differ in `tool`, and why."""
-    # It is the turn's `RunTurn` if that names other tools or servers than the earlier prompt's; otherwise the
-    # latest message about the tools of the tool's server.
-    before, now = pair.earlier.run, pair.sent.run
-    if before is not None and now is not None and before is not now:
-        wanted = before.tools != now.tools
-        if wanted or (tool.server in before.servers) != (tool.server in now.servers):
-            return _turn_of(talk, asked), "RunTurn", f"{why}: the turn wants other tools"
-    cause, kind = asked.listed.get(tool.server, (asked.seq, "RequestCompletion"))
-    return cause, kind, why
+_REWRITTEN = {
+    "HistoryRewritten": "what was said before was rewritten",
+    "RewriteHistory": "what was said before was rewritten",
+    "SchemaIgnored": "the schema of the answer is told in words from now on",
+    "RunTurn": "another model or endpoint is asked",
+    "ModelPassedOver": "another model or endpoint is asked",
+}
 
 
 def _how_changed(old: m.ToolDefinition, new: m.ToolDefinition) -> str:
@@ -590,23 +607,6 @@ def _how_changed(old: m.ToolDefinition, new: m.ToolDefinition) -> str:
 
 def _name(tool: m.ToolDefinition) -> str:
     return printable(tool.name, 100)
-
-
-def _message_at(pair: _Compared) -> str:
-    begin = sum(pair.sent.parts)
-    try:
-        messages = msgspec.json.decode(b"[" + pair.sent.whole[begin:] + b"]", type=list[msgspec.Raw])
-    except msgspec.DecodeError:
-        return "a message"
-    end = begin
-    for number, message in enumerate(messages, 1):
-        end += len(bytes(message)) + 1
-        if pair.same < end:
-            fields = msgspec.json.decode(message)
-            role = fields.get("role", fields.get("type", "")) if isinstance(fields, dict) else ""
-            role = printable(str(role), 30)
-            return f"message {number}{role and f' ({role})'}"
-    return f"message {len(messages) + 1}, which is not there any more"
 
 
 def _excerpt(whole: bytes, at: int) -> str:

@@ -45,7 +45,8 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
     noted: tuple[EpisodeEnvelope, ...]  # `NOTED_EVENTS`, which came past the mailbox
     said: tuple[EpisodeEnvelope, ...]  # the agent's messages and notes
     crash: EpisodeEnvelope | None  # the agent's `ActorFailed`
-    by_seq: dict[int, EpisodeEnvelope]  # all messages of the turn
+    envelopes: Sequence[EpisodeEnvelope]  # all messages of the turn
+    by_seq: dict[int, EpisodeEnvelope]  # likewise
     cut_off: bool  # whether the process may have been killed in the turn
 
     @property
@@ -106,6 +107,7 @@ def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
         noted=tuple(noted),
         said=tuple(said),
         crash=crash,
+        envelopes=turn_slice.envelopes,
         by_seq={envelope.seq: envelope for envelope in turn_slice.envelopes},
         cut_off=cut_off,
     )
@@ -368,17 +370,14 @@ def _after(outcome: m.ConnectOutcome) -> conn.Settled:
 
 
 def replay_sessions(
-    turn: AgentTurn,
-    turn_slice: TurnSlice,
-    connections: Connections,
-    commands: Mapping[int, m.TurnCommand | m.TurnNote],
+    turn: AgentTurn, connections: Connections, commands: Mapping[int, m.TurnCommand | m.TurnNote]
 ) -> tuple[int, list[Divergence]]:
     """Replay a turn's sessions. Return how many messages agreed, and each session's first difference."""
     # `commands` has the replayed agent's messages, by the number of the recorded message that each replaces.
     compared = 0
     found: list[Divergence] = []
     for server in turn.run.servers:
-        session = _Session(server, turn, turn_slice, connections)
+        session = _Session(server, turn, connections)
         try:
             session.drive(commands)
         except _Diverged as diverged:
@@ -393,9 +392,7 @@ class _Diverged(Exception):  # noqa: N818 - not an error: it ends the replay of 
 
 
 class _Session:
-    def __init__(
-        self, server: m.ServerName, turn: AgentTurn, turn_slice: TurnSlice, connections: Connections
-    ) -> None:
+    def __init__(self, server: m.ServerName, turn: AgentTurn, connections: Connections) -> None:
         self.compared = 0
         self._server = server
         self._turn = turn
@@ -403,7 +400,7 @@ class _Session:
         self._connection: conn.ConnectionState = conn.Untried() if resumed else connections.of(server)
         self._connected = False
         # Messages without a turn belong to a session of the host, such as that of `Runner.call`.
-        own = [envelope for envelope in turn_slice.envelopes if envelope.turn]
+        own = [envelope for envelope in turn.envelopes if envelope.turn]
         copied = turn.is_fork or any(envelope.copied for envelope in own)
         self._may_be_proven = copied or resumed or server in connections.unsure
         self._received = [envelope for envelope in own if envelope.receiver == server]
@@ -565,7 +562,7 @@ def replay(
             cut_off = turn_slice.cut_off or following is None or following.resumed
             recorded = recorded_turn(turn_slice, cut_off=cut_off)
             if recorded is not None:
-                yield _replay_turn(recorded, turn_slice, connections, changes)
+                yield _replay_turn(recorded, connections, changes)
         connections.learn(turn_slice)
 
 
@@ -592,17 +589,15 @@ def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterat
     yield f"different in {diverged} of {counts}{cut}" if diverged else f"identical: {counts}{cut}"
 
 
-def _replay_turn(
-    turn: AgentTurn, turn_slice: TurnSlice, connections: Connections, changes: Changes
-) -> TurnReplay:
+def _replay_turn(turn: AgentTurn, connections: Connections, changes: Changes) -> TurnReplay:
     agent = replay_agent(turn, changes)
-    compared, found = replay_sessions(turn, turn_slice, connections, agent.commands if changes else {})
+    compared, found = replay_sessions(turn, connections, agent.commands if changes else {})
     if found and not changes:
         # Turns of `Runner.map` begin without the servers' earlier states: compare again without these states.
-        alone, differences = replay_sessions(turn, turn_slice, Connections(), {})
+        alone, differences = replay_sessions(turn, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
-    found += _llm_divergences(turn, turn_slice)
-    excluded = ((each, changes.excludes(each, turn.begun)) for each in turn_slice.envelopes)
+    found += _llm_divergences(turn)
+    excluded = ((each, changes.excludes(each, turn.begun)) for each in turn.envelopes)
     found += [turn.unexpected(each, reason) for each, reason in excluded if reason][:1]
     if agent.divergence is not None:
         found.append(agent.divergence)
@@ -616,12 +611,12 @@ def _place(divergence: Divergence) -> float:
     return divergence.because[-1].seq + 0.5 if divergence.because else 0.0
 
 
-def _llm_divergences(turn: AgentTurn, turn_slice: TurnSlice) -> Iterator[Divergence]:
+def _llm_divergences(turn: AgentTurn) -> Iterator[Divergence]:
     """Yield a divergence for each message of the LLM actor that is out of order."""
     asked: m.RequestCompletion | None = None
     dropping: int | None = None
     attempts: dict[int, int] = {}
-    for envelope in turn_slice.envelopes:
+    for envelope in turn.envelopes:
         reason = ""
         match envelope.body:
             case m.RequestCompletion() as command if envelope.sender == AGENT:
