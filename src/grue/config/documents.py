@@ -129,8 +129,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
     except FileNotFoundError as exc:
         raise MCPConfigError(if_missing, path=str(path)) from exc
     except (OSError, ValueError) as exc:  # ValueError: a NUL character in the path
-        cause = os_cause(exc)
-        raise MCPConfigError(f"Cannot read {str(path)!r}: {cause}.", path=str(path)) from exc
+        raise MCPConfigError(f"Cannot read {str(path)!r}: {os_cause(exc)}.", path=str(path)) from exc
     if len(content) > MAX_CONFIG_BYTES:
         most = f"{MAX_CONFIG_BYTES // 2**20} MiB, the limit for a configuration file"
         raise file_error(path, f"is longer than {most}.")
@@ -252,6 +251,11 @@ def parse_json(text: str, source: Path) -> Document:
         why = "it is nested too deeply" if isinstance(exc, RecursionError) else exc
         raise file_error(source, f"is not usable JSON: {why}.") from exc
     return Document(source, value, lambda: _json_lines(text))
+
+
+def read_own_json(path: Path) -> Document:
+    """Parse a file of strict JSON that grue itself has written, and that is known to exist."""
+    return parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
 
 
 _JSON = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{},:\n]|[^\s"\[\]{},:]++')

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.config.documents import Document, converted, file_error, parse_json, read_config_text, replace_file
+from grue.config.documents import converted, file_error, read_own_json, replace_file
 from grue.errors import MCPConfigError
 from grue.protocol.tools.lock import ToolLock, ToolPin, lock_of, screen
 from grue.runtime.files import as_path, os_errors_as
@@ -63,7 +63,7 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
                 "it is not a regular file" if path.exists() else "it is a link to a file that does not exist"
             )
             raise MCPConfigError(f"Cannot read {str(path)!r}: {why}.", path=str(path))
-    document = _parsed(path)
+    document = read_own_json(path)
     version = document.value.get("version") if isinstance(document.value, dict) else None
     if isinstance(version, int) and version > _VERSION:
         known = f"this grue reads version {_VERSION}. Upgrade grue."
@@ -119,11 +119,7 @@ def _listings(path: Path) -> dict[str, list[dict[str, Any]]]:
     if not path.is_file():
         return {}
     what = "a listing of tools that this grue can read"
-    return converted(_parsed(path), _ListingFile, what, f"write it again with: {_COMMAND}").servers
-
-
-def _parsed(path: Path) -> Document:
-    return parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
+    return converted(read_own_json(path), _ListingFile, what, f"write it again with: {_COMMAND}").servers
 
 
 def _kept(servers: Mapping[str, T], keep: Collection[str]) -> dict[str, T]:

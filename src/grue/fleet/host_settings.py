@@ -164,9 +164,8 @@ def _is_left_out(path: Path) -> bool:
 
 
 @cached_in_a_run
-def _project(folder: Path, changed_ns: int) -> tuple[GameConfiguration, str]:
+def _project(_folder: Path, changed_ns: int) -> tuple[GameConfiguration, str]:
     """Return the settings in `pyproject.toml`, and a hash of grue's tables in it (without tables: "")."""
-    del folder
     config = GameConfiguration.of_project()
     tool = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("tool", {}) if changed_ns else {}
     tables = {name: tool[name] for name in _TABLES if name in tool}

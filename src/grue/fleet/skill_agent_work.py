@@ -103,9 +103,8 @@ def _require_servers(trace: Path, optional: Collection[str]) -> None:
 
 
 @cached_in_a_run
-def _agent(path: str, changed_ns: int) -> tuple[AgentConfig, str]:
-    """Read an `agent.yaml`, and hash its skills and its workspace. `changed_ns` is for the cache only."""
-    del changed_ns
+def _agent(path: str, _changed_ns: int) -> tuple[AgentConfig, str]:
+    """Read an `agent.yaml`, and hash its skills and its workspace. `_changed_ns` is for the cache only."""
     config = load_config(path)
     folders = [folder for folder in (config.skills, config.workspace) if folder is not None]
     return config, host_settings.files_digest(folders)

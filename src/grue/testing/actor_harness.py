@@ -616,8 +616,7 @@ class TraceWatch:
                 raise TypeError(f"{kind.__name__} has no field {name!r}; it has {', '.join(known) or 'none'}")
         return [body for body in self.bodies(kind) if _has(body, fields)]
 
-    def _keep(self, envelope: Envelope[Any], line: bytes) -> None:
-        del line
+    def _keep(self, envelope: Envelope[Any], _line: bytes) -> None:
         self.envelopes.append(envelope)
 
     def _failure(self, text: str, kind: type | None = None) -> AssertionError:

@@ -23,7 +23,6 @@ Severity: TypeAlias = Literal["fail", "warn", "good", "quiet", ""]
 `quiet`: a detail that is rarely of interest. Empty: anything else."""
 
 _NOT_LOGGED = frozenset({"type", "turn", "episode_id", "settings", "conditions"})
-_LONGEST_VALUE = 200
 
 
 class LogLine(Struct, frozen=True):
@@ -59,7 +58,9 @@ class Fact(m.Message, frozen=True, kw_only=True):
 
     def summary(self) -> str:
         """Return one line for `grue trace show` and the viewer; by default, all fields except `turn`."""
-        return ", ".join(f"{name} {_json(value)}" for name, value in _fields(self).items() if name != "turn")
+        return ", ".join(
+            f"{name} {as_json(value)}" for name, value in _fields(self).items() if name != "turn"
+        )
 
     def severity(self) -> Severity:
         """Return the severity with which readers show the fact, such as `warn`; by default empty."""
@@ -112,8 +113,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plural}"
 
 
-def _json(value: object) -> str:
-    return clipped(msgspec.json.encode(value).decode(), _LONGEST_VALUE)
+def as_json(value: object, most: int = 200) -> str:
+    """Return a value as JSON, cut to `most` characters."""
+    return clipped(msgspec.json.encode(value).decode(), most)
 
 
 class ConditionChanged(Struct, frozen=True, kw_only=True):

@@ -21,13 +21,12 @@ from grue.protocol.tools.policy import UNMATCHED
 from grue.runtime.actor import ActorFailed
 from grue.runtime.safe_text import clipped
 from grue.runtime.trace.reader import RecordedLine
-from grue.tracing.facts import Fact, LogLevel, LogLine, Severity, counted, said_by, severity_told
+from grue.tracing.facts import Fact, LogLevel, LogLine, Severity, as_json, counted, said_by, severity_told
 
 RED, GREEN, YELLOW, DIM = "31", "32", "33", "2"
 COLOURS: dict[Severity, str] = {"fail": RED, "warn": YELLOW, "good": GREEN, "quiet": DIM, "": ""}
 
 _SHORT = 80
-_LONG = 200
 _LONGEST_FACT = 1000
 SpanLevel = Literal["default", "warning", "error"]
 
@@ -263,7 +262,7 @@ def _offer_changed(body: m.OfferChanged) -> str:
 
 
 def _form_adapted(body: m.FormAdapted) -> str:
-    known = ", ".join(f"{name} {_json(value)}" for name, value in body.changed.items()) or "nothing new"
+    known = ", ".join(f"{name} {as_json(value)}" for name, value in body.changed.items()) or "nothing new"
     again = "; what was said before is sent in another form" if body.rewritten else ""
     return f"the endpoint refused the form of request {body.request}: {known}{again}"
 
@@ -271,15 +270,15 @@ def _form_adapted(body: m.FormAdapted) -> str:
 def _completed(body: m.TurnCompleted) -> str:
     because = f" ({body.reason})" if body.reason else ""
     counts = f"{counted(body.requests, 'request')}, {counted(len(body.tool_calls), 'tool call')}"
-    return f"{body.kind}{because}: {_json(body.answer)}; {counts}"
+    return f"{body.kind}{because}: {as_json(body.answer)}; {counts}"
 
 
 def _asked_about(questions: tuple[ApprovalQuestion, ...]) -> str:
-    return ", ".join(f"{each.call_id} {each.name} {_json(each.arguments)}" for each in questions)
+    return ", ".join(f"{each.call_id} {each.name} {as_json(each.arguments)}" for each in questions)
 
 
 def _decisions(body: m.CallsDecided) -> str:
-    changed = (each.reason if each.arguments is None else _json(each.arguments) for each in body.decisions)
+    changed = (each.reason if each.arguments is None else as_json(each.arguments) for each in body.decisions)
     pairs = zip(body.decisions, changed, strict=True)
     return ", ".join(f"{each.call_id} {each.verdict} {more}".strip() for each, more in pairs)
 
@@ -325,7 +324,7 @@ def _returned(body: m.ToolReturned) -> str:
     took = _time(body.duration_s)
     if body.result.is_error:
         return f"{body.call_id} error, {took}: {_quoted(body.result.error_message or '')}"
-    return f"{body.call_id} {took}: {_json(body.result.content)}"
+    return f"{body.call_id} {took}: {as_json(body.result.content)}"
 
 
 def _died(body: m.ServerDied) -> str:
@@ -399,9 +398,7 @@ def _delta(body: m.TextDelta) -> str:
 def _any_fields(body: Struct) -> str:
     fields = msgspec.to_builtins(body)
     fields.pop("type", None)
-    return ", ".join(
-        f"{name} {clipped(msgspec.json.encode(value).decode(), _SHORT)}" for name, value in fields.items()
-    )
+    return ", ".join(f"{name} {as_json(value, _SHORT)}" for name, value in fields.items())
 
 
 # --- Functions that `_TABLE` calls to make log lines and the notes of spans ---
@@ -545,7 +542,7 @@ _TABLE: dict[type, _Row] = {
     m.RunTurn: _Row(_run),
     m.IterationStarted: _Row("{0.iteration} of {0.max_iterations}"),
     m.CheckAnswer: _Row(lambda body: _quoted(body.content)),
-    m.AnswerAccepted: _Row(lambda body: _json(body.answer)),
+    m.AnswerAccepted: _Row(lambda body: as_json(body.answer)),
     m.AnswerRefused: _warn("refused", "{0.reason}"),
     m.RepairRequested: _warn(
         "repair",
@@ -657,7 +654,9 @@ _TABLE: dict[type, _Row] = {
     ),
     m.TaskCreated: _Row("{0.server} {0.tool}: task {0.task.task_id}, asked every {0.task.poll_s:g} s"),
     m.ServerRequested: _Row(
-        lambda body: f"{body.server} {body.method} {_json(body.params)}{': ' * bool(body.error)}{body.error}",
+        lambda body: (
+            f"{body.server} {body.method} {as_json(body.params)}{': ' * bool(body.error)}{body.error}"
+        ),
         judge=_if(lambda body: bool(body.error), "warn", "refused"),
     ),
     m.ToolDrifted: _warn("drift", drift_text, live=True, logged=_log_drift, noted=_note_drift),
@@ -679,7 +678,7 @@ _TABLE: dict[type, _Row] = {
     m.CallTools: _Row(
         lambda body: f"{body.server}: {', '.join(f'{call.call_id} {call.tool}' for call in body.calls)}"
     ),
-    m.ToolCalled: _Row(lambda body: f"{body.call_id} {body.server}.{body.tool} {_json(body.arguments)}"),
+    m.ToolCalled: _Row(lambda body: f"{body.call_id} {body.server}.{body.tool} {as_json(body.arguments)}"),
     m.ToolReturned: _Row(_returned, judge=_if(lambda body: body.result.is_error, "warn", "error")),
     m.ToolTimedOut: _fail("timeout", "no answer within {0.timeout_s:g} s", "{0.call_id}", live=True),
     m.ServerDied: _fail("died", _died, "{0.call_id}", live=True),
@@ -789,10 +788,6 @@ def _process(pid: int | None) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.1f} ms"
-
-
-def _json(value: object) -> str:
-    return clipped(msgspec.json.encode(value).decode(), _LONG)
 
 
 def _quoted(text: str, *, strip: bool = True) -> str:

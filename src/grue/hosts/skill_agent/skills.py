@@ -116,12 +116,8 @@ def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
     """Return the approved digests, by server and by the URI of the skill; empty if there is no file."""
     if not path.exists():
         return {}
-    document = documents.parse_json(
-        documents.read_config_text(path, if_missing=f"{path} has just been removed."), path
-    )
-    return documents.converted(
-        document, _SkillLock, "a lock of skills", "approve the skills again with: grue skills --approve"
-    ).servers
+    remedy = "approve the skills again with: grue skills --approve"
+    return documents.converted(documents.read_own_json(path), _SkillLock, "a lock of skills", remedy).servers
 
 
 def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> None:

@@ -99,8 +99,7 @@ def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
             yield f"The `{changed[0]}` in the thinking mode must be passed back to the API."
 
 
-def _itself(body: Json, request: Json | None = None) -> Json:
-    del request
+def _itself(body: Json, _request: Json | None = None) -> Json:
     return body
 
 

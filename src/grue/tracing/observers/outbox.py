@@ -83,9 +83,8 @@ class Outbox:
         self._closed = False
         self._taken = self._dropped = self._failed = 0
 
-    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
+    def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
         """Put `envelope` into the queue, or drop it. Never waits for the consumer, and never raises."""
-        del line
         if self._closed or isinstance(envelope.body, m.TextDelta):
             return
         if self._process != os.getpid():

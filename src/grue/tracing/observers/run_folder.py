@@ -96,15 +96,13 @@ class RunFolder(Closing):
         ):
             recorder.add(observer)
 
-    def _remove_old_result(self, envelope: Envelope[Any], line: bytes) -> None:
-        del line
+    def _remove_old_result(self, envelope: Envelope[Any], _line: bytes) -> None:
         if isinstance(envelope.body, EpisodeStarted | EpisodeResumed):
             with os_errors_as(TraceError, f"remove {self.path / RESULT_FILE}"):
                 self._place.with_name(RESULT_FILE).unlink(missing_ok=True)
 
-    def _require_place(self, envelope: Envelope[Any], line: bytes) -> None:
+    def _require_place(self, envelope: Envelope[Any], _line: bytes) -> None:
         """At a message from or to the host, raise `TraceError` if the folder is gone."""
-        del line
         if self._outside in (envelope.sender, envelope.receiver) and not os.path.exists(self._place):  # noqa: PTH110 - never raises
             raise TraceError(f"The run folder {self.path} was moved or deleted while it was being written.")
 
@@ -193,8 +191,7 @@ class _Log(ABC):
         self._feed = EventFeed(episode_id)
         self._file = LineFile(path, self.what)
 
-    def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        del line
+    def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
         for event in self._feed.feed(envelope):
             for text in self._lines(event):
                 self._file.write(text.encode())
