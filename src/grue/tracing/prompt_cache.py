@@ -377,7 +377,7 @@ class CachedPrompts:
             return found
         per_token = len(sent.whole) / counted if counted and talk.whole else ContextPolicy().bytes_per_token
         tokens = max(0, round((min(shared, ends) - same) / per_token))
-        return replace(found, broken=_Difference(earlier, sent, same, talk, asked).told(tokens))
+        return replace(found, broken=_PromptPair(earlier, sent, same, talk, asked).told(tokens))
 
     def _nearest(self, talk: _Prompted, sent: _Sent) -> _Sent | None:
         """Return the earlier prompt to compare `sent` with, or `None`."""
@@ -458,7 +458,7 @@ def common_bytes(left: bytes, right: bytes) -> int:
     return low
 
 
-class _Difference(Struct, frozen=True):
+class _PromptPair(Struct, frozen=True):
     """Two prompts that have their first `same` bytes in common; `sent` is that of `asked`, in `talk`."""
 
     earlier: _Sent
