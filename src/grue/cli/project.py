@@ -114,17 +114,24 @@ def named_server(known: KnownServers, name: str, *, preset: bool = True) -> Stdi
 def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], tuple[str, str]]]:
     """Return a server that is watched, not limited, and a function that proposes a sandbox for it.
 
-    Call the function after the server's end. It returns the sandbox, as JSON, and a sentence about folders
-    that the server used but the sandbox does not permit (or an empty text).
+    Call the function after the server's end. It returns the sandbox, as JSON, and lines about folders that it
+    opens for one changed file, or that the server used but the sandbox does not permit (or an empty text).
     """
     server = named_server(known, name, preset=False)
     watch = Watch()
 
     def learned() -> tuple[str, str]:
-        box = watch.proposal(cwd=str(Path(server.cwd or "").absolute()))
-        folders = printable(", ".join(watch.left_out()))
-        note = f"The server also used {folders}. The box does not allow that, because it would be too wide."
-        return json.dumps({"sandbox": _box_table(box)}, indent=2, ensure_ascii=True), note if folders else ""
+        cwd = str(Path(server.cwd or "").absolute())
+        box = watch.proposal(cwd=cwd)
+        notes = [
+            f"The server may write in all of {printable(folder)}, because it changed {printable(file)}."
+            for folder, file in watch.reasons(cwd=cwd).items()
+        ]
+        if folders := printable(", ".join(watch.left_out())):
+            notes.append(
+                f"The server also used {folders}. The box does not allow that, because it would be too wide."
+            )
+        return json.dumps({"sandbox": _box_table(box)}, indent=2, ensure_ascii=True), "\n".join(notes)
 
     return replace(server, sandbox=watching(watch)), learned
 

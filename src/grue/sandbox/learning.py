@@ -45,6 +45,7 @@ class Watch:
     def __init__(self) -> None:
         self.read: dict[str, None] = {}  # what exists and was opened to read
         self.written: dict[str, None] = {}  # files that were opened to write, and folders that were changed
+        self.changed: dict[str, str] = {}  # for changed folders: the first file that was changed in each
         self.started: dict[str, None] = {}
         self.hosts: dict[str, None] = {}  # `host:port`; an IP address for a connection without the proxy
         self.unlisted: set[str] = set()  # what went past the proxy: `asks` (DNS) and `connects` (TCP)
@@ -78,6 +79,12 @@ class Watch:
         folders = {path for path in (*self.written, *self.read) if os.path.isdir(path)}  # noqa: PTH112
         closed = {path for path in folders if not self._is_open(path, WRITE_FILE | READ_FILE)}
         return tuple(sorted(path for path in closed if self._is_too_wide(path)))
+
+    def reasons(self, *, cwd: str) -> dict[str, str]:
+        """Return, for each changed folder that the proposal opens as a whole, the file that led to this."""
+        opened = self.proposal(cwd=cwd).write
+        shown = {_shown(folder, cwd): _shown(path, cwd) for folder, path in self.changed.items()}
+        return {folder: shown[folder] for folder in opened if folder in shown}
 
     def _is_open(self, path: str, access: int) -> bool:
         return any(rule.access & access and within(path, os.path.realpath(rule.path)) for rule in self.opened)
@@ -203,17 +210,18 @@ class _WatchingGate(Gate):
 
     def _opened(self, path: str, flags: int) -> None:
         exists = os.path.lexists(path)
-        if flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC:
-            _keep(self._watch.written, path if exists else os.path.dirname(path))  # noqa: PTH120
-        elif flags & os.O_CREAT and not exists:
+        writes = flags & os.O_ACCMODE != os.O_RDONLY or flags & os.O_TRUNC
+        if exists:
+            _keep(self._watch.written if writes else self._watch.read, path)
+        elif writes or flags & os.O_CREAT:
             self._changed_in(path)
-        elif exists:
-            _keep(self._watch.read, path)
 
     def _changed_in(self, path: str) -> None:
         folder = os.path.dirname(path)  # noqa: PTH120
         if os.path.isdir(folder):  # noqa: PTH112
             _keep(self._watch.written, folder)
+            if folder in self._watch.written:
+                self._watch.changed.setdefault(folder, path)
 
 
 def _path(pid: int, arguments: list[int], at: int, *, is_at: bool) -> str:

@@ -72,6 +72,8 @@ def test_the_box_that_was_learned_suffices_and_is_narrow(tmp_path: Path) -> None
             write=(str(tmp_path / "out"),),
             network=(f"127.0.0.1:{port}",),
         )
+        out = str(tmp_path / "out")
+        assert watch.reasons(cwd=str(tmp_path)) == {out: f"{out}/a"}
         assert boxes.run(learned, *ISOLATED, PROGRAM, *arguments, cwd=tmp_path) == free
     assert "PermissionError" in boxes.python(learned, f"open({str(tmp_path / 'in' / 'other')!r})").stderr
 
@@ -216,6 +218,28 @@ def test_the_commands_show_try_and_learn(tmp_path: Path) -> None:
     garbage = commands.grue("sandbox", "try", "files", "--", "./garbage", cwd=tmp_path)
     assert garbage.returncode == 2
     assert "garbage cannot be started: Exec format error." in garbage.stderr
+
+
+@pytest.mark.slow
+def test_the_command_names_the_file_for_which_it_opens_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    path = configuration(tmp_path)
+    entry = json.loads(path.read_text())["mcpServers"]["mind"]
+    code = f"import runpy\nopen('out/a', 'w').close()\nrunpy.run_path({entry['args'][-1]!r}, run_name='__main__')"
+    configuration(tmp_path, args=["-P", "-c", code], cwd=str(tmp_path))
+    learned = subprocess.run(
+        commands.command("sandbox", "learn", str(path), "mind"),
+        cwd=tmp_path,
+        env=commands.environment(),
+        input="",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    out = tmp_path / "out"
+    assert json.loads(learned.stdout)["sandbox"]["write"] == [str(out)]
+    assert f"The server may write in all of {out}, because it changed {out}/a.\n" in learned.stderr
 
 
 @pytest.mark.slow
