@@ -104,6 +104,9 @@ def test_the_commands_to_go_on_with_work_from_the_new_folder(tmp_path: Path, hom
     ]
     assert next_ones[0] == "cd 'my bot'"
     test, doctor, tools, ask = next_ones[-4:]
+    marked = [line.index(" # ") for line in made.stdout.splitlines() if " # " in line]
+    assert len(marked) >= 4
+    assert len(set(marked)) == 1, "the comments stand below each other"
     assert tools.removesuffix("tools") == doctor.removesuffix("doctor")
     assert ask.partition(" ")[0] == test.partition(" ")[0]
     for line in (f"{doctor} --help", f"{test} --version"):

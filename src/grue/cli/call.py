@@ -10,7 +10,7 @@ from typing import Any
 from grue import messages as m
 from grue.cli.project import known_servers
 from grue.cli.saying import GRUE, say, shown_argument
-from grue.cli.tools import arguments_of, example_of, required_of
+from grue.cli.tools import arguments_of, example_of, properties_of, required_of
 from grue.config.documents import nearest
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
@@ -29,8 +29,7 @@ def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str
     is text if the schema allows a string or gives no type; otherwise it is an error.
     """
     arguments = {} if text is None else _object(text)
-    properties = tool.input_schema.get("properties")
-    known = properties if isinstance(properties, dict) else {}
+    known = properties_of(tool)
     for pair in pairs:
         name, equals, written = pair.partition("=")
         if not equals or not name:
@@ -38,7 +37,8 @@ def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str
         if name not in known and tool.input_schema.get("additionalProperties") is False:
             likely = nearest(name, known)
             hint = f" Did you mean {likely!r}?" if likely else ""
-            raise MCPConfigError(f"--arg {pair}: {tool.name} takes no argument {name!r}.{hint}")
+            takes = printable(f"It takes {', '.join(known) or 'none'}.")
+            raise MCPConfigError(f"--arg {pair}: {tool.name} takes no argument {name!r}.{hint} {takes}")
         arguments[name] = _value(pair, written, _kinds(known.get(name)))
     return arguments
 
@@ -127,7 +127,7 @@ def call_tool(
             listed = ", ".join(each.name for each in client.tools()) or "none"
             raise MCPConfigError(printable(f"There is no tool {name!r}. Listed: {listed}."))
         given = read_arguments(tool, arguments, pairs)
-        _require_all(client.recorder.redacted_body(tool), given)
+        require_all(client.recorder.redacted_body(tool), given)
         result = client.call(name, given, timeout_s)
         # A result may contain secrets from grue's environment or from the server's configuration.
         shown = client.recorder.redacted_body(result)
@@ -143,12 +143,15 @@ def call_tool(
     return not result.is_error
 
 
-def _require_all(tool: m.ToolDefinition, arguments: m.JsonObject) -> None:
+def require_all(tool: m.ToolDefinition, arguments: m.JsonObject) -> None:
+    """Raise `MCPConfigError` if a required argument is missing."""
     missing = [printable(name) for name in required_of(tool) if name not in arguments]
     if missing:
         taken = "\n".join(arguments_of(tool, _WIDTH))[:_MOST_CHARS]
-        needs = f"{printable(tool.name)} needs {', '.join(missing)}"
-        raise MCPConfigError(f"{needs}. It takes:\n{taken}\nFor example: {example_of(tool)}")
+        needs = f"{printable(tool.name)} needs {', '.join(missing)}."
+        unknown = printable(", ".join(arguments.keys() - properties_of(tool)))
+        needs += f" It has no argument {unknown}." if unknown else ""
+        raise MCPConfigError(f"{needs} It takes:\n{taken}\nFor example: {example_of(tool)}")
 
 
 def _server_of(name: str) -> str:

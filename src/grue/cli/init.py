@@ -116,18 +116,17 @@ def _gathered(chosen: Sequence[FoundServers]) -> dict[str, CopiedEntry]:
 
 
 def _say_what_is_next(folder: Path) -> None:
-    say("\nNext:")
-    if find_spec("mcp") is None:
-        say("  pip install 'mcp>=2.3,<3'      # MCP servers need it")
-    if folder.resolve() != Path.cwd():
-        say(f"  cd {quote(str(folder))}")
-    if find_spec("pytest") is None:
-        say("  pip install pytest             # the test needs it")
     python, grue = quote(own_python()), grue_from(folder.resolve())
-    for command, does in (
+    steps = (
+        *[("pip install 'mcp>=2.3,<3'", "MCP servers need it")] * (find_spec("mcp") is None),
+        *[(f"cd {quote(str(folder))}", "")] * (folder.resolve() != Path.cwd()),
+        *[("pip install pytest", "the test needs it")] * (find_spec("pytest") is None),
         (f"{python} -m pytest", "passes without a network and without a key"),
         (f"{grue} doctor", "checks the model, its key and the servers"),
         (f"{grue} tools", "what the configured servers offer"),
         (f'{python} agent.py "A question"', "with the endpoint and the model that agent.py names"),
-    ):
-        say(f"  {command:30} # {does}")
+    )
+    width = max(30, *(len(command) for command, does in steps if does))
+    say("\nNext:")
+    for command, does in steps:
+        say(f"  {command:{width}} # {does}" if does else f"  {command}")

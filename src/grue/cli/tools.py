@@ -192,13 +192,13 @@ def described(opened: m.SessionOpened, source: str, width: int) -> Iterator[str]
 def arguments_of(tool: m.ToolDefinition, width: int) -> Iterator[str]:
     """Yield printable lines that describe the arguments of a tool."""
     required = required_of(tool)
-    for name, schema in _properties(tool).items():
+    for name, schema in properties_of(tool).items():
         yield from _argument(name, schema, required=name in required, width=width)
 
 
 def example_of(tool: m.ToolDefinition) -> str:
     """Return an example command that calls the tool with its required arguments."""
-    properties = _properties(tool)
+    properties = properties_of(tool)
     given = [f"{name}={_sample(properties.get(name))}" for name in required_of(tool)]
     words = (f"--arg {shlex.quote(each)}" for each in given)
     return printable(" ".join([f"{GRUE} call {shlex.quote(tool.name)}", *words]))
@@ -239,7 +239,8 @@ def kind_of(schema: object) -> str:
     return " or ".join(words)
 
 
-def _properties(tool: m.ToolDefinition) -> dict[str, object]:
+def properties_of(tool: m.ToolDefinition) -> dict[str, object]:
+    """Return the schemas of the tool's arguments, by name."""
     properties = tool.input_schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 

@@ -90,7 +90,9 @@ def test_a_pair_goes_over_the_object() -> None:
 
 def test_an_argument_that_cannot_be_is_refused_with_the_nearest() -> None:
     closed = tool(closed=True, thought={"type": "string"})
-    with pytest.raises(MCPConfigError, match="Did you mean 'thought'"):
+    with pytest.raises(
+        MCPConfigError, match=r"no argument 'thougt'\. Did you mean 'thought'\? It takes thought\.$"
+    ):
         read_arguments(closed, None, ["thougt=x"])
     assert read_arguments(tool(thought={}), None, ["thougt=x"]) == {"thougt": "x"}
 
