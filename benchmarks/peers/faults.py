@@ -290,11 +290,10 @@ than the model's, for example a text that says that the agent gave up. The table
 error's text helps.
 
 `benchmarks/peers/faults.py` runs all turns, in {took_s / 60:.0f} minutes on two busy cores. Where a
-framework has time limits for a server's start and for a call, they are set to {LIMIT_S:g} s; all other
-settings are the defaults. The scripts
-are `benchmarks/peers/workers/*_turn.py`, of 25 to 55 lines each. The server is `grue.testing.faulty_server`.
-The page about performance says [how each framework is configured](performance.md#beside-other-frameworks).
-The versions:
+framework has time limits for a server's start and for a call, they are set to {LIMIT_S:g} s. Apart from
+that, each framework is configured [as on the page about
+performance](performance.md#beside-other-frameworks). The scripts are `benchmarks/peers/workers/*_turn.py`,
+of 25 to 55 lines each. The server is `grue.testing.faulty_server`. The versions:
 
 {versions}
 """

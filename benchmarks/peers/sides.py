@@ -76,7 +76,7 @@ TURNS = [
         "turn_worker.py",
         "grue",
         note="Default settings: a new event loop and new HTTP connections for each turn. It writes a trace "
-        "to a file; no other side does.",
+        "to a file; of the other sides only grue-ahead does so.",
     ),
     Side(
         "grue-ahead",
@@ -98,7 +98,8 @@ TURNS = [
         "floor",
         "turn_worker.py",
         "floor",
-        note="A script with blocking pipes and one socket that checks nothing. No turn can be faster.",
+        note="A script with blocking pipes and one socket that checks nothing. No turn that starts a "
+        "server can be faster.",
     ),
     _peer(
         "pydantic-ai",

@@ -84,11 +84,11 @@ def page(rows: Sequence[Row]) -> str:
         "failed" not in row and any(_replies(row, wire) for wire in row["wires"]) for row in endpoints
     )
     loads = sorted(row["load"] for row in rows)
-    machine = f"{rows[0]['cores']} cores with a load of {loads[0]:g} to {loads[-1]:g} from other work"
     counts = (
-        f"Tried on {tried} with Python {platform.python_version()} on {machine}, so times are upper bounds: "
+        f"Tried on {tried} with Python {platform.python_version()} on {rows[0]['cores']} cores: "
         f"{len(servers)} servers, of which {working} worked in every step; {len(endpoints)} endpoints, of "
-        f"which {replying} answered on at least one wire format.\n\n"
+        f"which {replying} answered on at least one wire format. Other work loaded the machine (with a load "
+        f"of {loads[0]:g} to {loads[-1]:g}), so times are upper bounds.\n\n"
     )
     return "".join(
         (
