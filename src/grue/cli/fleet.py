@@ -209,7 +209,7 @@ def fork_fleet(
 
 def folder_of_forks(traces: Path) -> Path:
     """Return the fleet's folder for forks of the traces in a folder or file, such as `runs/tries-forks`."""
-    place = traces.absolute()
+    place = traces.resolve()
     place = place.parent if place.name == TRACE_FILE else place
     return RUNS / f"{place.stem if place.is_file() else place.name}-forks"
 

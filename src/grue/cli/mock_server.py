@@ -76,10 +76,17 @@ def _server(target: str | None, options: dict[str, Any]) -> "MockServer":
     module, _, name = target.rpartition(":")
     if not module or not name:
         raise MCPConfigError(f"{target!r} does not name a server: write MODULE:NAME or FILE.py:NAME.")
-    server = getattr(_imported(module), name, None)
-    if not isinstance(server, MockServer):
-        raise MCPConfigError(f"{name!r} in {module!r} is not a MockServer.")
-    return server
+    imported = _imported(module)
+    server = getattr(imported, name, None)
+    if isinstance(server, MockServer):
+        return server
+    fault = (
+        f"{name!r} in {module!r} is not a MockServer"
+        if hasattr(imported, name)
+        else f"{module!r} has no {name!r}"
+    )
+    servers = ", ".join(each for each, value in vars(imported).items() if isinstance(value, MockServer))
+    raise MCPConfigError(f"{fault}. MockServers there: {servers or 'none'}.")
 
 
 def _imported(module: str) -> object:

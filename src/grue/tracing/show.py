@@ -15,12 +15,13 @@ from typing import Self
 import msgspec
 from msgspec import Struct
 
+from grue import messages as m
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.format import TraceHeader
 from grue.runtime.trace.reader import RecordedLine
 from grue.runtime.trace.recorder import trace_line
 from grue.tracing.columns import cells, cut, pad
-from grue.tracing.facts import counted
+from grue.tracing.facts import EpisodeResumed, counted
 from grue.tracing.filters import EVERYTHING, Filter, turn_of_line
 from grue.tracing.message_words import COLOURS, DIM, YELLOW, kind_of, kind_of_line, severity_of, summarize
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, EpisodeReader
@@ -86,12 +87,22 @@ class _Layout(Struct, frozen=True):
         return self.fit(self.aligned((column.heading for column in _COLUMNS), ""), DIM)
 
     def rows(self, envelopes: Iterable[EpisodeEnvelope]) -> Iterator[str]:
-        turn = 0
+        # The messages of turns that run at the same time alternate. The column `turn` tells them apart.
+        turn, open_turns = 0, set[int]()
+        has_column = any(column.heading == "turn" for column in self.columns)
         for envelope in envelopes:
             if turn_of(envelope) != turn:
                 turn = turn_of(envelope)
-                yield ""
-                yield self.fit(f"── {f'Turn {turn}' if turn else 'Outside turns'} ──", _BOLD)
+                if not (has_column and (turn in open_turns or (open_turns and not turn))):
+                    yield ""
+                    yield self.fit(f"── {f'Turn {turn}' if turn else 'Outside turns'} ──", _BOLD)
+            match envelope.body:
+                case m.RunTurn():
+                    open_turns.add(turn)
+                case m.TurnCompleted() | m.TurnFailed() | m.TurnParked():
+                    open_turns.discard(turn)
+                case EpisodeResumed():
+                    open_turns.clear()
             yield self.fit(
                 self.aligned(_cells(envelope), _summary(envelope)), COLOURS[severity_of(envelope.body)]
             )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from grue.cli.call import read_arguments
+from grue.cli.call import read_arguments, require_all
 from grue.cli.tools import described, example_of, kind_of
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, SessionOpened, ToolDefinition
@@ -95,6 +95,12 @@ def test_an_argument_that_cannot_be_is_refused_with_the_nearest() -> None:
     ):
         read_arguments(closed, None, ["thougt=x"])
     assert read_arguments(tool(thought={}), None, ["thougt=x"]) == {"thougt": "x"}
+
+
+def test_an_argument_that_the_schema_does_not_name_is_named_if_a_required_one_is_missing() -> None:
+    schema = {"type": "object", "properties": {"article": {}}, "required": ["article"]}
+    with pytest.raises(MCPConfigError, match=r"needs article\. It has no argument articel\. It takes:"):
+        require_all(replace(tool(), input_schema=schema), {"articel": "x"})
 
 
 @given(st.dictionaries(st.text(min_size=1).filter(lambda name: "=" not in name), st.text()))

@@ -79,13 +79,17 @@ def test_a_sweep_that_cannot_be_used_is_no_episode_without_a_result(tmp_path: Pa
             command(tmp_path / "sweep.toml", tmp_path / "fleet")
 
 
-def test_forks_have_a_folder_with_the_name_of_the_traces(tmp_path: Path) -> None:
+def test_forks_have_a_folder_with_the_name_of_the_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A name is whole: forks of `try-1.5` and of `try-1.6` must not become one fleet."""
     for name in ("try-1.5", "try-1.6"):
         run = tmp_path / name
         run.mkdir()
         (run / "trace.jsonl").touch()
         assert folder_of_forks(run) == folder_of_forks(run / "trace.jsonl") == Path("runs", f"{name}-forks")
+    monkeypatch.chdir(tmp_path / "try-1.5")
+    assert folder_of_forks(Path("..", "try-1.6", "..")) == Path("runs", f"{tmp_path.name}-forks")
     (tmp_path / "try-1.7.jsonl").touch()
     assert folder_of_forks(tmp_path / "try-1.7.jsonl") == Path("runs", "try-1.7-forks")
 

@@ -17,7 +17,10 @@ WRONG = {
     "def shop(:": "'{file}' cannot be imported: SyntaxError: invalid syntax",
     "import no_such": "'{file}' cannot be imported: ModuleNotFoundError: No module named 'no_such'.",
     "raise SystemExit('not today')": "'{file}' cannot be imported: SystemExit: not today.",
-    "shop = 5": "'shop' in '{file}' is not a MockServer.",
+    "shop = 5": "'shop' in '{file}' is not a MockServer. MockServers there: none.",
+    "from grue.testing.mock_server import MockServer\nstore = MockServer('s')": (
+        "'{file}' has no 'shop'. MockServers there: store."
+    ),
 }
 
 

@@ -97,6 +97,23 @@ def test_turns_stand_under_headings_host_facts_with_their_turn(episode: EpisodeR
     assert "Decided" in lines[start - 2]
 
 
+def test_turns_that_run_at_once_have_one_heading_each_if_a_column_says_which_is_which(
+    file: TraceFile,
+) -> None:
+    tape = Tape(file)
+    for turn in (1, 2):
+        tape.say(RunTurn(turn=turn, system="s", user="u"), turn=turn)
+    for turn in (1, 0, 2, 1, 2):
+        tape.say(opened(), turn=turn)
+    for turn in (2, 1):
+        tape.say(messages.TurnCompleted(turn=turn, kind="answered"), turn=turn)
+    tape.say(opened(), opened())
+    headings = [line.strip("─ ") for line in render(file.read()) if line.startswith("──")]
+    assert headings == ["Turn 1", "Turn 2", "Outside turns"]
+    narrow = [line.strip("─ ") for line in render(file.read(), width=60) if line.startswith("──")]
+    assert narrow[:5] == ["Turn 1", "Turn 2", "Turn 1", "Outside turns", "Turn 2"]
+
+
 def test_a_cause_is_shown_by_its_number(file: TraceFile) -> None:
     tape = Tape(file)
     tape.recorder.record(opened(), sender="thoughtbox", receiver="agent", turn=1)
