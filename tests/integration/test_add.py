@@ -434,7 +434,7 @@ def test_a_key_that_would_be_written_as_it_is_is_pointed_out_and_a_digest_withou
     named = grue("add", "mine", "own.py", "data.txt", cwd=tmp_path)
     assert named.stderr == "grue: There is no file mine. Did you mean: grue add own.py --name mine\n"
     refused = grue("add", "own.py", "--sha256", "00", cwd=tmp_path)
-    assert refused.stderr == "grue: --sha256 is the digest of a bundle, and own.py is none.\n"
+    assert refused.stderr == "grue: --sha256 is the digest of a bundle, and own.py is not one.\n"
 
 
 @pytest.mark.slow

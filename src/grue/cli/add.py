@@ -104,8 +104,7 @@ def add_server(adding: Adding) -> bool:
         return _add_bundle(adding, source, adding.sha256, path, answers)
     own = _own(adding, path.parent)
     if own is not None:
-        if adding.sha256 is not None:
-            raise MCPConfigError(f"--sha256 is the digest of a bundle, and {shown(adding.source)} is none.")
+        _refuse_digest(adding)
         return _add(adding, own, path, answers)
     try:
         description = _description(adding, config)
@@ -118,14 +117,18 @@ def add_server(adding: Adding) -> bool:
     if offered is not None:
         with _downloaded(offered, adding) as file:
             return _add_bundle(adding, file, adding.sha256 or offered.sha256, path, answers, offered)
-    if adding.sha256 is not None:
-        raise MCPConfigError(f"--sha256 is the digest of a bundle, and {shown(adding.source)} names none.")
+    _refuse_digest(adding)
     env = os.environ.keys()
     server = descriptions.read_server(description, answers, name=adding.name, kind=adding.kind, env=env)
     if adding.source.partition(":")[0] in _PACKAGES:
         given = [each for each in server.entry["args"] if each.startswith("/") and _exists(each)]
         server = msgspec.structs.replace(server, paths=tuple(given))
     return _add(adding, server, path, answers)
+
+
+def _refuse_digest(adding: Adding) -> None:
+    if adding.sha256 is not None:
+        raise MCPConfigError(f"--sha256 is the digest of a bundle, and {shown(adding.source)} is not one.")
 
 
 def _own(adding: Adding, folder: Path) -> descriptions.Described | None:

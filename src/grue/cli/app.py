@@ -159,8 +159,8 @@ def play(
 
     An episode is one game. In each turn the model reads what the game says, may
     call tools, and decides on one move. The exit status is 0 even if the game is
-    not won; it is 1 if three turns in a row end without a usable answer. To watch
-    an episode without an API key:
+    not won; it is 1 if three turns in a row, or all turns, end without a usable
+    answer. To watch an episode without an API key:
     grue play --offline --pace 1
     """
     from grue.cli.play import play_episode

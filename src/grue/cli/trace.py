@@ -174,9 +174,11 @@ def render(report: CacheReport, width: int | None = None) -> Iterator[str]:
         line = "  ".join(cell.rjust(wide) for cell, wide in zip(row, widths, strict=True))
         yield line if width is None else cut(line, width)
     for prompt in report.prompts:
-        if prompt.broken is not None:
-            yield ""
-            yield from _break(prompt)
+        if (broken := prompt.broken) is not None:
+            words = told(prompt)
+            yield from ("", f"{words[:1].upper()}{words[1:]}.")
+            if broken.before or broken.now:
+                yield from (f"  before: {broken.before}", f"  now:    {broken.now}")
     yield ""
     yield from _sums(report)
 
@@ -193,16 +195,6 @@ def _row(prompt: CachedPrompt) -> tuple[str, ...]:
         f"{prompt.cached_tokens / counted:.0%}" if counted else "-",
         f"{prompt.broken.tokens:,}" if prompt.broken is not None else "",
     )
-
-
-def _break(prompt: CachedPrompt) -> Iterator[str]:
-    broken = prompt.broken
-    assert broken is not None, "it is a break"
-    words = told(prompt)
-    yield f"{words[:1].upper()}{words[1:]}."
-    if broken.before or broken.now:
-        yield f"  before: {broken.before}"
-        yield f"  now:    {broken.now}"
 
 
 def _sums(report: CacheReport) -> Iterator[str]:

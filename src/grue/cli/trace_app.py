@@ -98,7 +98,7 @@ def trace_show(
     The options from --turn to --failures are filters. Only messages that match
     all given filters are shown, without the summary. If a filter is given several
     times, one match is enough: --turn 3 --turn 7 shows the messages of both
-    turns. The exit status is 1 if no message matches.
+    turns. The exit status is 1 if no message matches, except with --follow.
     """
     from grue.cli.trace import show
 

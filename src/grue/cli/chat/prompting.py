@@ -15,7 +15,6 @@ from pathlib import Path
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
-from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.input.typeahead import clear_typeahead
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -77,7 +76,7 @@ class PromptReader:
             completer=ChatCompleter(tools),
             complete_while_typing=False,
             key_bindings=_keys(),
-            prompt_continuation=_continuation,
+            prompt_continuation=lambda width, *_: [("class:continuation", "· ".rjust(width))],
             bottom_toolbar=lambda: printable(status()),
             style=_STYLE,
             color_depth=depth,
@@ -158,10 +157,6 @@ def _keys() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return keys
-
-
-def _continuation(width: int, _line_number: int, _is_soft_wrap: int) -> StyleAndTextTuples:
-    return [("class:continuation", "· ".rjust(width))]
 
 
 class _PrivateHistory(FileHistory):

@@ -309,13 +309,8 @@ class Talk:
         self._folder.flush()
 
     def _open_loop(self, on_event: Callable[[Any], object]) -> AgentLoop:
-        wiring, system = self._wiring, self._options.instructions
-        runner: RunnerOptions = {
-            **wiring.runner,
-            "approve": self._ask,
-            "elicit": self._ask,
-            "recorder": self._recorder,
-        }
+        wiring, system, ask = self._wiring, self._options.instructions, self._ask
+        runner: RunnerOptions = {**wiring.runner, "approve": ask, "elicit": ask, "recorder": self._recorder}
         return AgentLoop(wiring.endpoint, system=system, servers=wiring.servers, on_event=on_event, **runner)
 
     async def _ask(self, asked: tuple[ApprovalQuestion, ...] | ElicitationRequest) -> Any:
