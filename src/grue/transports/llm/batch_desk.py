@@ -22,6 +22,7 @@ from typing import Literal, TypeVar
 
 import anyio
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -330,7 +331,7 @@ class BatchDesk:
         raise BatchRefused(self._endpoint.describe(fault))
 
     def _patience(self) -> "_Patience":
-        return _Patience(self._endpoint, self._batching.patience_s, self._sleep)
+        return _Patience(self._endpoint, time.monotonic() + self._batching.patience_s, self._sleep)
 
     def _read_as(self, what: str, read: Callable[[bytes], T], answer: Answered) -> T:
         try:
@@ -340,26 +341,23 @@ class BatchDesk:
             raise BatchRefused(self._endpoint.describe(fault)) from error
 
 
-class _Patience:
-    """Waits after a fault, or raises `BatchRefused` if this object was made more than `patience_s` ago."""
+class _Patience(Struct):
+    """Waits after a fault, or raises `BatchRefused` if `until` has passed on the monotonic clock."""
 
-    def __init__(
-        self, endpoint: LlmEndpoint, patience_s: float, sleep: Callable[[float], Awaitable[object]]
-    ) -> None:
-        self._endpoint = endpoint
-        self._until = time.monotonic() + patience_s
-        self._sleep = sleep
-        self._tries = 0
+    endpoint: LlmEndpoint
+    until: float
+    sleep: Callable[[float], Awaitable[object]]
+    tries: int = 0
 
     async def after(self, fault: Fault) -> None:
-        if time.monotonic() > self._until:
-            raise BatchRefused(self._endpoint.describe(fault))
-        self._tries += 1
-        retry, asked_s = self._endpoint.settings.retry, fault.retry_after_s
-        wait_s = backoff(retry, self._tries)
+        if time.monotonic() > self.until:
+            raise BatchRefused(self.endpoint.describe(fault))
+        self.tries += 1
+        retry, asked_s = self.endpoint.settings.retry, fault.retry_after_s
+        wait_s = backoff(retry, self.tries)
         if asked_s is not None and asked_s <= retry.max_asked_delay_s:
             wait_s = max(wait_s, asked_s)  # never shorter than the backoff: the provider may ask for 0 s
-        await self._sleep(wait_s)
+        await self.sleep(wait_s)
 
 
 class _BrokenOff(Exception):  # noqa: N818 - never leaves this module

@@ -535,13 +535,15 @@ def _record(url: str, tokens: shared.OAuthToken, issuer: str) -> TokenRecord:
     )
 
 
-class _Storage(Struct):
+class _Storage:
     """The SDK reads tokens and the client's registration from here. `Authorizer` stores new ones."""
 
-    auth: OAuth
-    record: TokenRecord | None = None
-    person: Person | None = None
-    issued: shared.OAuthToken | None = None
+    # Not a Struct, whose `repr` would show the tokens.
+    def __init__(self, auth: OAuth, record: TokenRecord | None = None, person: Person | None = None) -> None:
+        self.auth = auth
+        self.record = record
+        self.person = person
+        self.issued: shared.OAuthToken | None = None
 
     async def get_tokens(self) -> shared.OAuthToken | None:
         """Return the stored tokens; `None`: there are none, or a person is logging in to obtain new ones."""

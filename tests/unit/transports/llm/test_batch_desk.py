@@ -1,6 +1,7 @@
 """What providers send without end: a line of a batch's results, and the list of batches."""
 
 import json
+import math
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -95,7 +96,7 @@ async def test_the_waits_for_a_provider_end_at_the_longest_however_many_tries_fa
 
     retry = RetryPolicy(initial_delay_s=1.0, exponential_base=10.0, max_delay_s=2.0)
     endpoint = LlmEndpoint(LlmSettings(model="m", retry=retry))
-    patience = batch_desk._Patience(endpoint, 3600.0, sleep)
+    patience = batch_desk._Patience(endpoint, math.inf, sleep)
     for _ in range(400):
         await patience.after(Fault(kind="unavailable", message="down", retry_after_s=asked_s))
     assert waits == [1.0, *[2.0] * 399]
@@ -113,7 +114,7 @@ async def test_a_page_of_a_proxy_in_place_of_an_answer_is_survived_once(pages: i
 
     desk: Any = BatchDesk.__new__(BatchDesk)
     desk._endpoint = LlmEndpoint(LlmSettings(model="m"))
-    desk._patience = lambda: batch_desk._Patience(desk._endpoint, 3600.0, sleep)
+    desk._patience = lambda: batch_desk._Patience(desk._endpoint, math.inf, sleep)
     asked = desk._surely("a batch", json.loads, ask)
     if pages == 1:
         assert await asked == {"id": "b1"}
@@ -131,7 +132,7 @@ async def test_a_provider_that_wants_credit_is_not_asked_again() -> None:
 
     desk: Any = BatchDesk.__new__(BatchDesk)
     desk._endpoint = LlmEndpoint(LlmSettings(model="m"))
-    desk._patience = lambda: batch_desk._Patience(desk._endpoint, 3600.0, sleep)
+    desk._patience = lambda: batch_desk._Patience(desk._endpoint, math.inf, sleep)
     with pytest.raises(BatchRefused) as refused:
         await desk._surely("a batch", json.loads, ask)
     assert refused.value.failure.reason == "credit"
