@@ -221,8 +221,11 @@ open("late/thoughts", "w").close()"""
     done = chat(run, "--offline", "--quiet", "--learn", "mind", said=said)
     assert done.exit_code == 0, done.output
     shown = done.output[done.output.index("{\n") :]
+    proposed, end = json.JSONDecoder().raw_decode(shown)
     places = (["kept", "late"], [str(tmp_path / "kept"), str(tmp_path / "late")])
-    assert json.loads(shown)["sandbox"]["write"] in places, "also what the server opened as it ended"
+    assert proposed["sandbox"]["write"] in places, "also what the server opened as it ended"
+    because = [line.partition(", because it changed ")[2] for line in shown[end:].strip().splitlines()]
+    assert because == [f"{place}/thoughts." for place in proposed["sandbox"]["write"]]
     unknown = chat(run, "--offline", "--learn", "absent")
     assert "There is no server absent to start" in unknown.output.replace("'", "")
 
