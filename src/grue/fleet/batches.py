@@ -27,7 +27,7 @@ from msgspec import Meta, Struct
 
 from grue.errors import FleetError, TraceError
 from grue.fleet.broker import RequestCount, may_pass
-from grue.fleet.folder import REPLIES, REQUESTS, EpisodeFolder, FleetFolder
+from grue.fleet.folder import REPLIES, REQUESTS, FleetFolder
 from grue.policies import Batching
 from grue.protocol.chat_wire.batch_forms import Result, batch_form_of
 from grue.protocol.chat_wire.failures import Fault, fault_of_status
@@ -231,7 +231,7 @@ class FleetBatches:
         """Delete each `DIR/batches/MODEL` of this run whose episodes all have results. Call `close` first."""
         fleet = FleetFolder(self._folder)
         for each in self._models.values():
-            if all(_has_result(fleet.episode(id_)) for id_ in each.files.turns()):
+            if all(fleet.episode(id_).usable_commit is not None for id_ in each.files.turns()):
                 shutil.rmtree(each.files.path, ignore_errors=True)
 
     def _polls(self) -> list[asyncio.Task[list[str]]]:
@@ -311,13 +311,6 @@ class _Model:
                     f"The batch cannot go on at {where} What waits goes on waiting: mend it, and run the"
                     " same command again."
                 ) from refused
-
-
-def _has_result(episode: EpisodeFolder) -> bool:
-    try:
-        return episode.commit is not None
-    except FleetError:  # the commit is damaged; `grue fleet retry` plays the episode again
-        return False
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:

@@ -131,12 +131,10 @@ def read_said(trace: Path) -> tuple[str, str]:
     """
     question = answer = ""
     for line in open_episode(trace).lines():
-        if line.tag == "RunTurn":
-            body = line.envelope().body
-            question, answer = (body.user if isinstance(body, m.RunTurn) else ""), ""
-        elif line.tag == "TurnCompleted":
-            body = line.envelope().body
-            if isinstance(body, m.TurnCompleted):
-                said = body.answer if body.answer is not None else body.raw_response or ""
+        match line.envelope().body if line.tag in ("RunTurn", "TurnCompleted") else None:
+            case m.RunTurn(user=user):
+                question, answer = user, ""
+            case m.TurnCompleted() as end:
+                said = end.raw_response or "" if end.answer is None else end.answer
                 answer = said if isinstance(said, str) else msgspec.json.encode(said).decode()
     return question[:_MOST_ANSWER], answer[:_MOST_ANSWER]

@@ -131,6 +131,14 @@ class EpisodeFolder:
         return _read(self.path / COMMIT, Commit) or _read(self.path / _HELD / COMMIT, Commit)
 
     @property
+    def usable_commit(self) -> Commit | None:
+        """The result; `None` also if it cannot be read: `grue fleet retry` plays the episode again."""
+        try:
+            return self.commit
+        except FleetError:
+            return None
+
+    @property
     def case(self) -> CaseFile | None:
         """The case; `None` if the episode was never begun. Raises `FleetError` if it cannot be read."""
         return _read(self.path / CASE, CaseFile, _MOST_BYTES_OF_CASE)

@@ -314,10 +314,7 @@ def read_plan(sweep: Sweep, place: Path) -> PlannedWork:
     for planned in sweep.all_cases():
         total += 1
         case, _, id_ = work.identified(planned, sweep.version or work.version, digests)
-        try:
-            commit = folder.episode(id_).commit
-        except FleetError:  # a damaged commit counts as missing: `grue fleet retry` plays the episode again
-            commit = None
+        commit = folder.episode(id_).usable_commit
         if commit is None:
             missing += 1
             turns = case.settings.get("turns")

@@ -529,10 +529,6 @@ def _eat(turn: Turn, name: str) -> str:
     return "You eat the biscuit that is always left. It was left for a reason, but you feel braver."
 
 
-def _smell(_turn: Turn, name: str) -> str:
-    return f"{upper_first(the(name))} smells of itself, and of wax."
-
-
 def _use(turn: Turn, name: str) -> str:
     if name == "key" and not turn.phrase.second:
         return _unlock(turn, find(turn.state, ("desk",)))
@@ -612,7 +608,7 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "touch": _touch,
     "attack": _saying("You were better brought up than that, and so was the house."),
     "eat": _eat,
-    "smell": _smell,
+    "smell": lambda _turn, name: f"{upper_first(the(name))} smells of itself, and of wax.",
     "use": _use,
 }
 # The dangerous things, each with the verbs that are dangerous for the player.
