@@ -124,7 +124,6 @@ function markName({ word, count }) {
 }
 
 function outcomes(trace) {
-  const counts = new Map();
-  for (const { outcome } of trace.turns) if (outcome) counts.set(outcome, (counts.get(outcome) ?? 0) + 1);
-  return [...counts].map(([outcome, count]) => `${count} ${outcome}`).join(", ");
+  const ended = Map.groupBy(trace.turns.filter(({ outcome }) => outcome), ({ outcome }) => outcome);
+  return [...ended].map(([outcome, turns]) => `${turns.length} ${outcome}`).join(", ");
 }

@@ -119,6 +119,13 @@ function range(values) {
   return least === most ? [least - 0.5, most + 0.5] : [least, most];
 }
 
+/** Make a button that looks like a link. */
+function opener(text, open) {
+  const button = element("button", { type: "button", class: "link" }, text);
+  button.addEventListener("click", open);
+  return button;
+}
+
 class Report {
   constructor(data) {
     Object.assign(this, data);
@@ -143,15 +150,8 @@ class Report {
     return this.lower_is_better ? `${this.score} (lower is better)` : this.score;
   }
 
-  get cellName() {
-    return (number) => this.cells[number].name;
-  }
-
   choices() {
-    const options = () => this.cells.map(({ name }, number) => element("option", { value: String(number) }, name));
-    byId("cell").append(...options());
-    byId("from").append(...options());
-    byId("to").append(...options());
+    for (const id of ["cell", "from", "to"]) byId(id).append(...this.cells.map(({ name }, number) => element("option", { value: String(number) }, name)));
     byId("to").value = String(Math.min(1, this.cells.length - 1));
     const known = AXES.filter(([name]) => this.all.some((episode) => episode[name]));
     byId("across").append(...(known.length ? known : AXES.slice(2, 3)).map(([name, words]) => element("option", { value: name }, words)));
@@ -204,8 +204,7 @@ class Report {
       drawing.append(shape("line", { class: "whisker-line", x1: 6, x2: 194, y1: 8, y2: 8 }));
       if (cell.low !== null) drawing.append(shape("line", { class: "whisker", x1: across(cell.low), x2: across(cell.high), y1: 8, y2: 8 }));
       if (cell.mean !== null) drawing.append(shape("circle", { class: "middle", cx: across(cell.mean), cy: 8, r: 4 }));
-      const open = element("button", { type: "button", class: "link" }, cell.name);
-      open.addEventListener("click", () => this.list(cell.name, this.all.filter((episode) => episode.cell === number)));
+      const open = opener(cell.name, () => this.list(cell.name, this.all.filter((episode) => episode.cell === number)));
       const interval = cell.low === null ? "too few cases" : `${short(cell.low)} to ${short(cell.high)}`;
       const numbers = [cell.episodes, cell.failed, cell.missing, cell.cases].map((value) => element("td", { class: "number" }, value.toLocaleString("en")));
       return element("tr", {}, element("td", {}, open), element("td", { class: "number" }, short(cell.mean)), element("td", { class: "number" }, interval), element("td", { class: "wide" }, drawing), ...numbers);
@@ -220,7 +219,7 @@ class Report {
     const points = found.filter((episode) => episode.score !== null && episode[across] !== null);
     const what = byId("across").selectedOptions[0].textContent;
     this.costs.show(
-      points.map((episode) => ({ x: episode[across], y: episode.score, ink: episode.cell, stands: episode, label: `${this.cellName(episode.cell)}: ${short(episode.score)}, ${short(episode[across])}` })),
+      points.map((episode) => ({ x: episode[across], y: episode.score, ink: episode.cell, stands: episode, label: `${this.cells[episode.cell].name}: ${short(episode.score)}, ${short(episode[across])}` })),
       { name: "Score and cost of each episode", across: what, up: this.scoreTitle },
     );
   }
@@ -228,21 +227,16 @@ class Report {
   /** Draw a point for each case, at the difference of its mean scores in the two cells. */
   drawCases(found) {
     const [from, to] = ["from", "to"].map((id) => Number(byId(id).value));
-    const sides = new Map();
-    for (const episode of found) {
-      if (episode.score === null || (episode.cell !== from && episode.cell !== to)) continue;
-      if (!sides.has(episode.case)) sides.set(episode.case, { from: [], to: [] });
-      if (episode.cell === from) sides.get(episode.case).from.push(episode);
-      if (episode.cell === to) sides.get(episode.case).to.push(episode);
-    }
+    const scored = Map.groupBy(found.filter(({ score }) => score !== null), (episode) => episode.case);
+    const pairs = [...scored].map(([number, episodes]) => ({ number, sides: [from, to].map((cell) => episodes.filter((episode) => episode.cell === cell)) }));
     const [below, above] = this.lower_is_better ? [5, 4] : [4, 5]; // red for a loss, green for a gain
     const scores = (episodes) => mean(episodes.map(({ score }) => score));
-    const changes = [...sides].filter(([, side]) => side.from.length && side.to.length).map(([number, side]) => ({ number, ...side, change: scores(side.to) - scores(side.from) }));
+    const changes = pairs.filter(({ sides }) => sides.every(({ length }) => length)).map(({ number, sides }) => ({ number, sides, change: scores(sides[1]) - scores(sides[0]) }));
     changes.sort((one, other) => one.change - other.change);
     this.changes.show(
-      changes.map(({ number, change, ...side }, at) => {
+      changes.map(({ number, sides, change }, at) => {
         const title = `${change > 0 ? "+" : ""}${short(change)}: ${this.cases[number] || "the case"}`;
-        return { x: at + 1, y: change, ink: change < 0 ? below : change > 0 ? above : 0, label: title.slice(0, 60), stands: { title, episodes: [...side.from, ...side.to] } };
+        return { x: at + 1, y: change, ink: change < 0 ? below : change > 0 ? above : 0, label: title.slice(0, 60), stands: { title, episodes: sides.flat() } };
       }),
       { name: "Difference of each case", across: "cases by difference", up: `${this.scoreTitle}, second cell minus first` },
     );
@@ -270,16 +264,10 @@ class Report {
   }
 
   drawFailures(found) {
-    const groups = new Map();
-    for (const episode of found) {
-      if (episode.group < 0) continue;
-      if (!groups.has(episode.group)) groups.set(episode.group, []);
-      groups.get(episode.group).push(episode);
-    }
+    const groups = Map.groupBy(found.filter(({ group }) => group >= 0), ({ group }) => group);
     const rows = [...groups].sort(([, one], [, other]) => other.length - one.length).map(([number, episodes]) => {
       const { what, text } = this.groups[number];
-      const open = element("button", { type: "button", class: "link" }, text || what);
-      open.addEventListener("click", () => this.list(text || what, episodes));
+      const open = opener(text || what, () => this.list(text || what, episodes));
       return element("tr", {}, element("td", { class: "number" }, episodes.length.toLocaleString("en")), element("td", {}, what), element("td", {}, open));
     });
     const table = element("table", {}, element("tbody", {}, ...rows));
@@ -291,24 +279,20 @@ class Report {
       this.open(episodes[0]);
       return;
     }
-    const items = episodes.slice(0, MOST_LISTED).map((episode) => {
-      const open = element("button", { type: "button", class: "link" }, this.lineOf(episode));
-      open.addEventListener("click", () => this.open(episode));
-      return element("li", {}, open);
-    });
+    const items = episodes.slice(0, MOST_LISTED).map((episode) => element("li", {}, opener(this.lineOf(episode), () => this.open(episode))));
     const more = episodes.length - items.length;
     this.panel(`${title} (${many(episodes.length, "episode")})`, element("ul", {}, ...items), more > 0 ? element("p", { class: "summary" }, `${more.toLocaleString("en")} more: narrow the search.`) : null);
   }
 
   lineOf(episode) {
     const score = episode.score === null ? episode.outcome : short(episode.score);
-    return `${score}  ${this.cellName(episode.cell)}  ${this.cases[episode.case]}`;
+    return `${score}  ${this.cells[episode.cell].name}  ${this.cases[episode.case]}`;
   }
 
   open(episode) {
     const run = `${this.fleet}/${episode.id.slice(0, 2)}/${episode.id}/attempt-${episode.attempt}`;
     const facts = [
-      ["cell", this.cellName(episode.cell)],
+      ["cell", this.cells[episode.cell].name],
       ["case", this.cases[episode.case]],
       ["outcome", episode.outcome],
       [this.score, short(episode.score)],
