@@ -229,15 +229,12 @@ def _answering_model(trace: Path) -> str:
 # --- Engines, which make attempts in other processes ---
 
 
-LossKind: TypeAlias = Literal["died", "timed_out", "cancelled", "error", "unable"]
-
-
 class Lost(Struct, frozen=True):
     """Why an attempt has no result from its worker."""
 
     # `died`: killed, crashed or sent nonsense; `error`: the attempt could not be made or recorded; `unable`:
     # no worker can be started, or the engine has failed
-    kind: LossKind
+    kind: Literal["died", "timed_out", "cancelled", "error", "unable"]
     why: str = ""  # empty for `cancelled`
     after_s: float = 0.0  # the time limit that a timed-out attempt exceeded
 

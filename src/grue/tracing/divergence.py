@@ -11,7 +11,6 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
-from typing import TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -26,7 +25,6 @@ _LINE_CHARS = 160
 _VALUE_CHARS = 100
 _BEFORE_CHARS = 30
 ABSENT = msgspec.UNSET  # in place of a value that only the other side has
-SameText: TypeAlias = Callable[[str, str], bool]
 
 
 class Difference(Struct, frozen=True):
@@ -49,7 +47,7 @@ class Comparison:
         *,
         ignored: frozenset[str] = frozenset(),
         ids: frozenset[str] = frozenset(),
-        same_text: SameText | None = None,
+        same_text: Callable[[str, str], bool] | None = None,
     ) -> None:
         self._special = ignored | ids
         self._ignored = ignored

@@ -23,7 +23,6 @@ from grue.tracing.reading import NOTES, EpisodeEnvelope
 from grue.tracing.steps import Step, StepBegan, StepEnded, StepTracker, usage_in
 from grue.tracing.turn_slices import turn_of
 
-PassageKind: TypeAlias = Literal["fact", "prompt", "reply", "call", "note", "end"]
 _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3  # characters: a shorter text of a fact may be in a prompt by chance
 _MOST_SHOWN = 20  # how many facts before a prompt are remembered, each by its longest text
@@ -39,7 +38,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     # `same` if the answer is the last reply's text. Otherwise `text` is empty.
 
     turn: int
-    kind: PassageKind
+    kind: Literal["fact", "prompt", "reply", "call", "note", "end"]
     seq: int  # number of the message that begins the passage
     place: int = -1  # of a `call` in the reply that asked for it, from 0; -1: no such reply
     also: tuple[int, ...] = ()  # numbers of further messages, 0 for a missing one; of a `call`: see `_SENT`

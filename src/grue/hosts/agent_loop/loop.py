@@ -227,9 +227,7 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
         arguments: A JSON object; `None`: no arguments.
 
     Raises:
-        MCPConfigError: No server is configured, or `GRUE_MCP_SERVER` cannot be used.
-        MCPServerStartupError: The server could not be started.
-        MissingDependencyError: The package `mcp` is absent or too old.
+        MCPError: The same errors as of `list_mcp_tools`.
 
     Source: L12
     """
