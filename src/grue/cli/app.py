@@ -88,9 +88,7 @@ _START = typer.Option(
 )
 
 
-_SERVER_BY_URL = typer.Argument(
-    ..., metavar="SERVER", help="Name of a server in mcp_config.json that has a URL."
-)
+_SERVER_BY_URL = typer.Argument(..., metavar="SERVER", help="Name of a server with a URL in mcp_config.json.")
 
 
 _GAME = typer.Option(
@@ -381,26 +379,18 @@ def chat(
     ),
     no_mcp: bool = typer.Option(False, "--no-mcp", help="Chat without tools."),
     system: str | None = typer.Option(
-        None,
-        metavar="TEXT",
-        help="The system prompt.",
-        show_default="a short one, which tells the model to be brief",
+        None, metavar="TEXT", help="The system prompt.", show_default="a short one, which asks for brevity"
     ),
     ask: bool = typer.Option(
         False, "--ask", help="Ask you before each tool call whether to make it. In a pipe, no call is made."
     ),
     run_dir: Path | None = opt.run_folder("the trace, the logs and the conversation are written."),
-    turn_timeout: float | None = opt.turn_timeout(
-        "A turn that takes longer ends with an error, and the chat goes on."
-    ),
+    turn_timeout: float | None = opt.turn_timeout("A turn that takes longer fails, and the chat goes on."),
     resume: Path | None = opt.resume(
         "chat", "--turn-timeout and --quiet", ", but a model chosen by /model is kept"
     ),
     quiet: bool = typer.Option(
-        False,
-        "--quiet",
-        "-q",
-        help="In a pipe, print only answers, errors, and what commands such as /cost print.",
+        False, "--quiet", "-q", help="In a pipe, print only answers, errors, and the output of commands."
     ),
     learn: str | None = typer.Option(
         None,
@@ -449,10 +439,7 @@ _AGENT = typer.Argument(
     show_default="agent.yaml",
 )
 _TASK = typer.Argument(
-    None,
-    metavar="TASK",
-    help='What to do, in quotes, such as "Sort the invoices."',
-    show_default="task in AGENT.yaml",
+    None, metavar="TASK", help='What to do, such as "Sort the invoices."', show_default="task in AGENT.yaml"
 )
 
 
@@ -464,9 +451,7 @@ def run(
     offline: bool = opt.offline(" The script can do only the task of the example."),
     model: str | None = opt.model(f"model.name in AGENT.yaml, else {opt.DEFAULT_MODEL}"),
     base_url: str | None = opt.base_url(f"model.base_url in AGENT.yaml, else {opt.DEFAULT_URL}"),
-    run_dir: Path | None = opt.run_folder(
-        "the trace, the logs and the full results of MCP tools are written."
-    ),
+    run_dir: Path | None = opt.run_folder("the trace, the logs and full results of MCP tools are written."),
     resume: Path | None = opt.resume("task", "the options below"),
     stream: bool = opt.STREAM,
     langfuse: bool = opt.LANGFUSE,
@@ -601,9 +586,7 @@ def runs(
         show_default="runs and the working directory; with --html or --open only runs",
     ),
     html: bool = typer.Option(
-        False,
-        "--html",
-        help="Instead of the list, write index.html into FOLDER, and an HTML page beside each trace.",
+        False, "--html", help="Instead, write index.html into FOLDER, and an HTML page beside each trace."
     ),
     open_browser: bool = typer.Option(False, "--open", help="Like --html, and open index.html in a browser."),
 ) -> None:

@@ -198,8 +198,7 @@ def fork(
         show_default="no limit",
     ),
     directory: Path | None = _place(
-        "forks",
-        "runs/NAME-forks, where NAME is the name of the folder TRACES, or of the trace.jsonl's folder",
+        "forks", "runs/NAME-forks; NAME is the name of the folder TRACES, or of the trace.jsonl's folder"
     ),
     workers: int | None = _workers("forks", "one per core"),
 ) -> bool:
@@ -277,7 +276,7 @@ def table(
 
     take_interrupts()
     chosen = None if by is None else by.split(",")
-    print_table(directory, chosen, as_json=as_json, everything=every)
+    print_table(directory, chosen, as_json=as_json, every=every)
 
 
 def _pass(otherwise: str) -> Any:
@@ -410,9 +409,7 @@ def score(
         "them the one in pyproject.toml is asked.\n\n"
         "function: a MODULE:FUNCTION.",
     ),
-    again: bool = typer.Option(
-        False, "--again", help="Also score the episodes that have these scores already."
-    ),
+    again: bool = typer.Option(False, "--again", help="Also score episodes that have these scores already."),
 ) -> bool:
     """Give all finished episodes of a fleet further scores, computed from their traces.
 
@@ -427,10 +424,7 @@ def score(
 
 
 _SCORE = typer.Option(
-    "score",
-    "--score",
-    metavar="NAME",
-    help="Name of the score that decides whether an episode passes; see --pass.",
+    "score", "--score", metavar="NAME", help="Name of the score by which an episode passes; see --pass."
 )
 
 
@@ -440,9 +434,7 @@ def failures(
     score: str = _SCORE,
     passing: float | None = _PASS,
     lower_is_better: bool = _LOWER_IS_BETTER,
-    every: bool = typer.Option(
-        False, "--all", help="List all episodes of each group, not only three of them."
-    ),
+    every: bool = typer.Option(False, "--all", help="List all episodes of each group, not only three."),
     as_json: bool = opt.JSON,
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show them.
@@ -457,12 +449,7 @@ def failures(
 
     take_interrupts()
     print_failures(
-        directory,
-        score=score,
-        passing=passing,
-        lower_is_better=lower_is_better,
-        as_json=as_json,
-        show_all=every,
+        directory, score=score, passing=passing, lower_is_better=lower_is_better, as_json=as_json, every=every
     )
 
 

@@ -89,12 +89,10 @@ def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -
         say(f"  damaged {outcomes['damaged']:,}: `grue fleet retry` plays them again")
 
 
-def print_table(
-    directory: Path, by: Sequence[str] | None, *, as_json: bool, everything: bool = False
-) -> None:
+def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool, every: bool = False) -> None:
     """Print mean scores, one row per combination of the settings `by`; `None`: of settings that differ."""
     _, manifest = _opened(directory)
-    found, earlier = (list(results(directory)), 0) if everything else latest_results(directory)
+    found, earlier = (list(results(directory)), 0) if every else latest_results(directory)
     require_settings(found, by or ())
     done = [each for each in found if each.outcome == "scored"]
     failed = sum(each.outcome == "failed" for each in found)
@@ -246,13 +244,7 @@ _MOST_TEXT = 240
 
 
 def print_failures(
-    directory: Path,
-    *,
-    score: str,
-    passing: float | None,
-    lower_is_better: bool = False,
-    as_json: bool,
-    show_all: bool,
+    directory: Path, *, score: str, passing: float | None, lower_is_better: bool, as_json: bool, every: bool
 ) -> None:
     """Print the failed episodes, grouped by what went wrong, each group with commands that show them."""
     require_fleet(directory)
@@ -283,7 +275,7 @@ def print_failures(
         say()
         text = f": {group.text}" if group.text else ""
         say(f"{len(group.episodes):,} x {WORDS[group.kind]}{text}")
-        examples = group.episodes if show_all else group.examples(_MOST_EXAMPLES)
+        examples = group.episodes if every else group.examples(_MOST_EXAMPLES)
         differ = len({each.text for each in group.episodes}) > 1
         for each in examples:
             if differ:

@@ -139,15 +139,13 @@ def turn_number(taken: str) -> Any:
     )
 
 
-OTHER_MODEL = typer.Option(
-    None, metavar="NAME", help="Ask this model instead.", show_default="the recorded one"
-)
-OTHER_URL = typer.Option(
-    None, metavar="URL", help="Use the LLM endpoint at this URL instead.", show_default="the recorded one"
-)
-OTHER_SYSTEM = typer.Option(
-    None, metavar="FILE", help="Use the system prompt in this file instead.", show_default="the recorded one"
-)
+def _other(metavar: str, text: str) -> Any:
+    return typer.Option(None, metavar=metavar, help=text, show_default="the recorded one")
+
+
+OTHER_MODEL = _other("NAME", "Ask this model instead.")
+OTHER_URL = _other("URL", "Use the LLM endpoint at this URL instead.")
+OTHER_SYSTEM = _other("FILE", "Use the system prompt in this file instead.")
 CHANGES = typer.Option(
     None,
     "--set",

@@ -94,10 +94,8 @@ def resumed_options(options: S, recorded: m.JsonObject, names: Iterable[str], co
     except msgspec.ValidationError as error:
         said = f"{run} does not hold valid options of `{command}`"
         raise MCPConfigError(f"{said}: {fault_of(error)}.") from error
-    folder = run.parent if run.is_file() else run
-    return structs.replace(
-        options, **{name: getattr(started, name) for name in names}, resume=folder.absolute()
-    )
+    folder = (run.parent if run.is_file() else run).absolute()
+    return structs.replace(options, **{name: getattr(started, name) for name in names}, resume=folder)
 
 
 @contextmanager

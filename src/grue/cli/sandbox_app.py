@@ -37,9 +37,7 @@ def sandbox_show(
     ),
     mcp_config: Path | None = MCP_CONFIG,
     seatbelt: bool = typer.Option(
-        False,
-        "--seatbelt",
-        help="Print the sandbox as a profile for macOS' sandbox-exec instead; needs NAME.",
+        False, "--seatbelt", help="Instead, print a profile for macOS' sandbox-exec; needs NAME."
     ),
 ) -> None:
     """Print what a sandbox permits, path by path, and which of its limits this machine cannot enforce."""

@@ -54,13 +54,9 @@ _WIDTH = typer.Option(
 def trace_show(
     file: Path | None = TRACE_FILE,
     turn: list[str] | None = typer.Option(
-        None,
-        metavar="N|N-M",
-        help="Only messages of turn N, or of the turns N to M; 0: messages outside of turns.",
+        None, metavar="N|N-M", help="Only messages of turn N, or turns N to M; 0: messages outside of turns."
     ),
-    message: list[str] | None = typer.Option(
-        None, metavar="N|N-M", help="Only message N, or the messages N to M."
-    ),
+    message: list[str] | None = typer.Option(None, metavar="N|N-M", help="Only message N, or N to M."),
     actor: list[str] | None = typer.Option(
         None,
         metavar="NAME",
@@ -75,9 +71,7 @@ def trace_show(
         "toolret, if only one kind has it. `grue trace show` prints the kinds in its column `message`.",
     ),
     text: list[str] | None = typer.Option(
-        None,
-        metavar="TEXT",
-        help="Only messages that contain this text; upper and lower case count as equal.",
+        None, metavar="TEXT", help="Only messages with this text; upper and lower case count as equal."
     ),
     failures: bool = typer.Option(
         False, "--failures", help="Only messages that report a failure or a problem, such as a retry."
@@ -167,9 +161,7 @@ def trace_diagram(
 @trace_app.command("diff")
 def trace_diff(
     left: Path = typer.Argument(..., metavar="A", help="A trace.jsonl, or the run folder that holds it."),
-    right: Path = typer.Argument(
-        ..., metavar="B", help="Another trace.jsonl, or the run folder that holds it."
-    ),
+    right: Path = typer.Argument(..., metavar="B", help="Another trace.jsonl, or the run folder with it."),
     every: bool = typer.Option(False, "--all", help="Describe all differences in full, not only the first."),
 ) -> bool:
     """Show the first difference between two traces. Ids, times and message numbers are not compared.
@@ -212,12 +204,7 @@ def trace_html(
 def trace_serve(
     file: Path | None = TRACE_FILE,
     port: int = typer.Option(
-        0,
-        min=0,
-        max=65535,
-        metavar="PORT",
-        help="Serve on this port of 127.0.0.1.",
-        show_default="a free one",
+        0, min=0, max=65535, metavar="PORT", help="The port, on 127.0.0.1.", show_default="a free one"
     ),
     open_browser: bool = OPEN_PAGE,
 ) -> None:
@@ -339,9 +326,7 @@ def trace_to_test(
     out: Path | None = out(
         "test_EPISODE_turn_N.py in the working directory, with the episode's name", "; it must not exist yet"
     ),
-    run: bool = typer.Option(
-        True, "--run/--no-run", help="Run the test once after it is written, or only write it."
-    ),
+    run: bool = typer.Option(True, "--run/--no-run", help="Run the new test once, or only write it."),
 ) -> bool:
     """Write a pytest file that runs a recorded turn again.
 

@@ -196,7 +196,7 @@ def test_what_the_latest_sweep_has_not_is_left_out_and_a_cut_text_says_so(
     assert left_out == "2 episodes not in the latest sweep, and not in the table; --all counts them."
     print_table(tmp_path, None, as_json=True)
     assert len(json.loads(capsys.readouterr().out)) == 2
-    print_table(tmp_path, None, as_json=True, everything=True)
+    print_table(tmp_path, None, as_json=True, every=True)
     assert len(json.loads(capsys.readouterr().out)) == 4
 
 
@@ -221,14 +221,16 @@ def test_status_failures_and_report_are_about_the_latest_sweep_too(
         "  scored 1, failed 0",
         "  2 other episodes in the folder: not in the latest sweep, and not counted",
     ]
-    print_failures(tmp_path, score="score", passing=1.0, as_json=False, show_all=False)
+    print_failures(tmp_path, score="score", passing=1.0, lower_is_better=False, as_json=False, every=False)
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == [
         "1 of 1 episode failed, missing, or with a score below 1.",
         "2 other episodes in the folder: not in the latest sweep, and not counted.",
     ]
     for wrong in (
-        lambda: print_failures(tmp_path, score="no such", passing=None, as_json=False, show_all=False),
+        lambda: print_failures(
+            tmp_path, score="no such", passing=None, lower_is_better=False, as_json=False, every=False
+        ),
         lambda: write_report(tmp_path, tmp_path / "report.html", score="no such"),
         lambda: export_fleet(tmp_path, None, "samples", "no such"),
     ):
@@ -279,7 +281,7 @@ def test_it_is_said_if_no_episode_has_the_default_score(
         questions=1,
         repetitions=1,
     )
-    print_failures(tmp_path, score="score", passing=None, as_json=False, show_all=False)
+    print_failures(tmp_path, score="score", passing=None, lower_is_better=False, as_json=False, every=False)
     said = "No episode has the score 'score'. The scores are accuracy. Name one with --score.\n"
     assert capsys.readouterr().out == f"0 of 2 episodes failed or missing.\n{said}"
     export_fleet(tmp_path, None, "samples", "score")
@@ -329,7 +331,7 @@ def test_failures_that_differ_in_a_value_are_told_apart(
         attempt = folder.begin(CaseFile(work="m:f", version="1", settings={"n": number}))
         end = AttemptEnd(outcome="failed", kind="KeyError", error=f"KeyError: '{name}'")
         folder.make_commit(attempt, end, version="1")
-    print_failures(tmp_path, score="score", passing=None, as_json=False, show_all=False)
+    print_failures(tmp_path, score="score", passing=None, lower_is_better=False, as_json=False, every=False)
     said = capsys.readouterr().out
     assert "4 x the work failed: KeyError: '\\u001b[2Jname'|'price'\n" in said
     assert "\n    KeyError: 'price'\n" in said, "one of each is shown before a second one"
@@ -353,11 +355,11 @@ def test_failures_come_with_question_and_answer_and_say_how_many_are_not_shown(
         attempt = folder.begin(CaseFile(work="m:f", version="1", settings=case, repetition=number))
         (attempt / TRACE).write_bytes(played.read_bytes() if number else b"{")
         folder.make_commit(attempt, AttemptEnd(outcome="scored", scores={"score": 0.0}), version="1")
-    print_failures(tmp_path, score="score", passing=None, as_json=False, show_all=False)
+    print_failures(tmp_path, score="score", passing=None, lower_is_better=False, as_json=False, every=False)
     said = capsys.readouterr().out
     assert said.count("Q: What is 17 + 25?\n") == 2, "the trace of one cannot be read"
     assert said.count("A: It is 32.   (expected: 42)\n") == 2
     assert said.count("grue trace show") == 3
     assert "... and 2 more: --all names them." in said
-    print_failures(tmp_path, score="score", passing=None, as_json=False, show_all=True)
+    print_failures(tmp_path, score="score", passing=None, lower_is_better=False, as_json=False, every=True)
     assert "--all" not in capsys.readouterr().out
