@@ -97,6 +97,9 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
             self.expires_at = min(max(self.expires_at, 0.0), _LAST_S)
         self.obtained_at = min(max(self.obtained_at, 0.0), _LAST_S)
 
+    def __repr__(self) -> str:
+        return f"TokenRecord(url={self.url!r})"  # without the tokens and the client's secret
+
     def ends_soon(self) -> bool:
         """Return whether the token has expired, or is about to."""
         if self.expires_at is None:

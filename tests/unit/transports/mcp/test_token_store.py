@@ -33,6 +33,13 @@ def test_a_token_is_renewed_30_s_before_its_end_or_in_its_last_quarter(
     assert record.ends_soon() is ends
 
 
+def test_a_record_is_shown_without_its_secrets() -> None:
+    record = TokenRecord(
+        url="http://h/", access_token="a1", refresh_token="r1", client={"client_secret": "c1"}
+    )
+    assert repr(record) == "TokenRecord(url='http://h/')"
+
+
 def test_a_token_without_an_end_does_not_end() -> None:
     assert not TokenRecord(url="http://h/").ends_soon()
 
