@@ -107,6 +107,17 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
 def _played(
     orchestrator: ZorkOrchestratorV2, folder: RunFolder, view: ExitStack, options: PlayOptions
 ) -> EpisodeResult:
+    def finish() -> EpisodeResult:
+        orchestrator.close()
+        result = orchestrator.result()
+        try:
+            folder.write_result(result)
+        finally:
+            view.close()
+        if options.output != "json":
+            say(_summary(result, folder.path))
+        return result
+
     if options.output == "quiet":
         for change in orchestrator.changes:
             say(f"grue: {change.text}.", err=True)
@@ -115,26 +126,12 @@ def _played(
     except BaseException as error:
         # Write the result file also after an error. If that fails, raise the first error all the same.
         with suppress(TraceError):
-            _finish(orchestrator, folder, view, options)
+            finish()
         if isinstance(error, GameError):
             # A `GameError` would tell the caller that no game began, but this game broke while it was played.
             raise MCPError(str(error)) from error
         raise
-    return _finish(orchestrator, folder, view, options)
-
-
-def _finish(
-    orchestrator: ZorkOrchestratorV2, folder: RunFolder, view: ExitStack, options: PlayOptions
-) -> EpisodeResult:
-    orchestrator.close()
-    result = orchestrator.result()
-    try:
-        folder.write_result(result)
-    finally:
-        view.close()
-    if options.output != "json":
-        say(_summary(result, folder.path))
-    return result
+    return finish()
 
 
 def _configuration(options: PlayOptions) -> tuple[GameConfiguration, Any, str]:

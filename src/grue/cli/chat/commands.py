@@ -1,6 +1,7 @@
 """The commands of a chat: lines that begin with a slash."""
 
 import difflib
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -62,7 +63,7 @@ class ChatCommands:
 
     def _trace(self, wanted: str) -> None:
         turn = wanted or str(self._talk.turn)
-        if not turn.isascii() or not turn.isdecimal():
+        if re.fullmatch(r"\d{1,9}", turn, re.ASCII) is None:
             raise UnknownCommand("Write /trace, or /trace and the number of a turn.")
         from grue.cli.trace import shown_lines
 

@@ -32,7 +32,7 @@ from grue.hosts.agent_loop.loop import RunnerOptions, configured_options
 from grue.policies import ApprovalQuestion, ContextPolicy, ToolPolicy, ToolRule
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.tools.lock import ToolLock
-from grue.runtime.files import os_errors_as
+from grue.runtime.files import as_path, os_errors_as
 from grue.runtime.safe_text import well_formed, written_out
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.offline import MODEL, offline_endpoint, reply_in_chat
@@ -275,6 +275,7 @@ class Talk:
 
     def save(self, path: Path) -> None:
         """Write the conversation to a new file: JSON Lines if its name ends in `.jsonl`, else Markdown."""
+        path = as_path(path, "/save")
         if path.suffix == ".jsonl":
             copy = self.conversation.branch()
             copy.save(path)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from chats import ScriptedReader, run_program
 
 from grue.cli.chat.commands import COMMANDS
@@ -30,13 +31,21 @@ def test_tools_are_listed_found_and_shown_whole(tmp_path: Path) -> None:
     assert output(tmp_path / "d", "/tools swim") == ["There are no tools with swim in their names."]
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\0b.jsonl"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    (told,) = output(tmp_path / "a", f"/save {name}")
+    assert told.startswith("! /save wants a path, and no file can have this name: ")
+
+
 def test_trace_shows_a_turn(tmp_path: Path) -> None:
     lines = output(tmp_path / "a", CALL, "hello", "/trace 1")
     assert any("ToolReturned" in line for line in lines)
     assert lines[-1].startswith("All of it: grue trace show ")
     assert any("chat.Said" in line for line in output(tmp_path / "b", "hello", "/trace"))
     assert len(output(tmp_path / "c", "/trace")) == 1, "there is no turn yet"
-    assert output(tmp_path / "d", "/trace x") == ["! Write /trace, or /trace and the number of a turn."]
+    for wrong in ("x", "1" * 5000):
+        told = output(tmp_path / wrong[:2], f"/trace {wrong}")
+        assert told == ["! Write /trace, or /trace and the number of a turn."]
 
 
 def test_save_writes_a_new_file_and_says_where(tmp_path: Path) -> None:
