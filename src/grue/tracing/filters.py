@@ -2,18 +2,16 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
+from grue.runtime.trace.format import TraceLine
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.message_words import kind_of, kind_of_line, name_of, severity_of
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, known_kinds
 from grue.tracing.turn_slices import turn_of
-
-T = TypeVar("T")
 
 
 class Filter(Struct, frozen=True, kw_only=True):
@@ -54,22 +52,24 @@ class Filter(Struct, frozen=True, kw_only=True):
     def wants(self, envelope: EpisodeEnvelope) -> bool:
         """Return whether a message passes the filter."""
         return (
-            _any(self.turns, lambda turns: turn_of(envelope) in turns)
-            and _any(self.messages, lambda messages: envelope.seq in messages)
-            and _any(self.actors, lambda name: name in (envelope.sender.lower(), envelope.receiver.lower()))
+            self._wants_head(envelope, lambda: turn_of(envelope))
             and (not self.kinds or kind_of(envelope.body) in self.kinds)
             and self._fits(envelope)
         )
 
     def wants_line(self, line: RecordedLine[EpisodeBody]) -> bool:
         """Return whether a line's message passes the filter. Decode it only if the filter needs that."""
-        head = line.line
         return (
-            _any(self.turns, lambda turns: turn_of_line(line) in turns)
-            and _any(self.messages, lambda messages: head.seq in messages)
-            and _any(self.actors, lambda name: name in (head.sender.lower(), head.receiver.lower()))
+            self._wants_head(line.line, lambda: turn_of_line(line))
             and (not self.kinds or kind_of_line(line) in self.kinds)
             and (not (self.texts or self.failures) or self._fits(line.envelope()))
+        )
+
+    def _wants_head(self, head: EpisodeEnvelope | TraceLine, turn: Callable[[], int]) -> bool:
+        return (
+            (not self.turns or any(turn() in turns for turns in self.turns))
+            and (not self.messages or any(head.seq in messages for messages in self.messages))
+            and (not self.actors or not self.actors.isdisjoint((head.sender.lower(), head.receiver.lower())))
         )
 
     def _fits(self, envelope: EpisodeEnvelope) -> bool:
@@ -107,10 +107,6 @@ EVERYTHING = Filter()
 def turn_of_line(line: RecordedLine[EpisodeBody]) -> int:
     """Return the number of the turn that a line's message belongs to, or 0 if it is outside turns."""
     return line.line.turn or turn_of(line.envelope())
-
-
-def _any(wanted: Iterable[T], fits: Callable[[T], bool]) -> bool:
-    return not wanted or any(map(fits, wanted))
 
 
 def _range(written: str, what: str) -> range:

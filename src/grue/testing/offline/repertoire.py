@@ -193,11 +193,6 @@ _THINK_EVERY: Final = 5
 _TRY_EVERY: Final = 3
 
 
-def _round(*texts: str, revises: int | None = None, branches_from: int | None = None) -> tuple[Thought, ...]:
-    """Return the thoughts of one reply. `revises` and `branches_from` are for the last thought."""
-    return (*map(Thought, texts[:-1]), Thought(texts[-1], revises, branches_from))
-
-
 def explore(situation: Situation) -> Step:
     """Choose the player's next command if no script fits. The choice depends only on the situation."""
     vain = {played.command for played in situation.recent[_arrival(situation) + 1 :]} | situation.deadly
@@ -289,6 +284,11 @@ class _Round(Struct, frozen=True, forbid_unknown_fields=True):
     revises: int | None = None  # like `branches_from`, of the last thought
     branches_from: int | None = None
 
+    @property
+    def made(self) -> tuple[Thought, ...]:
+        *others, last = self.thoughts
+        return (*map(Thought, others), Thought(last, self.revises, self.branches_from))
+
 
 class _Told(Struct, frozen=True, forbid_unknown_fields=True):
     why: str
@@ -338,11 +338,8 @@ def zork1_playbook() -> Playbook:
 def _steps(commands: Iterable[str], said: Mapping[str, _Told]) -> Iterator[Step]:
     for command in commands:
         given = said.get(command) or _Told(f"On, {command}: what I want next is that way.")
-        rounds = (
-            _round(*each.thoughts, revises=each.revises, branches_from=each.branches_from)
-            for each in given.rounds
-        )
-        yield Step(command=command, why=given.why, objective=given.objective, rounds=tuple(rounds))
+        rounds = tuple(each.made for each in given.rounds)
+        yield Step(command=command, why=given.why, objective=given.objective, rounds=rounds)
 
 
 def _with_sum(step: Step, case: Case) -> Step:
@@ -355,20 +352,21 @@ def _with_sum(step: Step, case: Case) -> Step:
     as_hung = ", ".join(f"the {person}'s {things} {words[things]}" for person, things in pictures)
     figures = "".join(str(NUMBERS.index(words[things])) for _, things in pictures)
     answer = case.answer
+    thoughts = (
+        Thought(
+            f"The Bible says who came when: {names[1]} ran for the midwife when {names[2]} was born, "
+            f"and {names[0]} held {names[1]} at the font. Aunt Hesper wants them {words['order']}: "
+            f"{', '.join(counted)}."
+        ),
+        Thought(f"The pictures, in that order: {as_hung}. That would make {figures}."),
+        Thought(
+            f"Not so fast: Edwin owns up that it was he who {words['meddling']}. Without that it is "
+            f"{answer}. There is a pianola overhead, so I had rather be right than quick.",
+            revises=2,
+        ),
+    )
     return msgspec.structs.replace(
         step,
         why=f"The pictures, {words['order']}, less Edwin's improvement: {answer}. Nobody need guess.",
-        rounds=(
-            _round(
-                f"The Bible says who came when: {names[1]} ran for the midwife when {names[2]} was born, "
-                f"and {names[0]} held {names[1]} at the font. Aunt Hesper wants them {words['order']}: "
-                f"{', '.join(counted)}."
-            ),
-            _round(f"The pictures, in that order: {as_hung}. That would make {figures}."),
-            _round(
-                f"Not so fast: Edwin owns up that it was he who {words['meddling']}. Without that it is "
-                f"{answer}. There is a pianola overhead, so I had rather be right than quick.",
-                revises=2,
-            ),
-        ),
+        rounds=tuple((thought,) for thought in thoughts),
     )
