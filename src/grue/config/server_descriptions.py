@@ -404,13 +404,9 @@ class _Entry:
             label = each.name.lstrip("-") or each.value_hint or "argument"
             if each.type == "named" and not each.name:
                 raise MCPConfigError("The description has a named argument without a name.")
-            bare = not (each.value or each.default or each.placeholder or each.value_hint or each.choices)
-            if (
-                each.type == "named"
-                and bare
-                and not each.variables
-                and not (each.is_required or each.is_secret)
-            ):
+            described = each.value or each.default or each.placeholder or each.value_hint or each.choices
+            wanted = described or each.variables or each.is_required or each.is_secret
+            if each.type == "named" and not wanted:
                 found.append(each.name)
                 continue
             for value in self._values(each, label, repeated=each.is_repeated):
