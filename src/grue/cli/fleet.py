@@ -100,14 +100,13 @@ def _cost(planned: PlannedWork) -> str:
 def stop_fleet(directory: Path) -> None:
     """Ask the process that runs a fleet to stop after the running episodes; a second call cancels these."""
     require_fleet(directory)
-    calls = stop(directory)
+    first = "stops after its running episodes, or at once if you stop it again"
+    what = first if stop(directory) == 1 else "cancels its running episodes"
     if is_driven(FleetFolder(directory)):
-        first = "stops after its running episodes, or at once if you stop it again"
-        what = first if calls == 1 else "cancels its running episodes"
         say(f"The fleet {what}. To go on, run its sweep again.")
     else:
         # A process on another machine, which may not be visible here, also reads the file that `stop` writes.
-        say("No process of this machine runs the fleet. One on another stops after its running episodes.")
+        say(f"No process of this machine runs the fleet. A process of another machine {what}.")
 
 
 def _sweep_of(path: Path) -> Sweep:

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from grue.cli.fleet import folder_of_forks, print_plan, run_fleet, stop_fleet
+from grue.cli.fleet import folder_of_forks, print_plan, run_fleet, score_episodes, stop_fleet
 from grue.errors import MCPConfigError
 from grue.fleet import Finished, Fleet, Tally
 from grue.fleet.folder import MANIFEST, STOP, FleetFolder, driver_lock
+from grue.fleet.scoring import ScoreTally, Scoring
 
 SWEEP = 'work = "zork"\nsettings = { offline = true, mcp = false }\n'
 
@@ -102,7 +103,10 @@ def test_a_stop_tells_whether_a_process_runs_the_fleet(
     with driver_lock(FleetFolder(tmp_path)):
         pass
     stop_fleet(tmp_path)
-    assert capsys.readouterr().out.count("No process of this machine runs the fleet.") == 2
+    told = capsys.readouterr().out.splitlines()
+    elsewhere = "No process of this machine runs the fleet. A process of another machine"
+    assert told[0].startswith(f"{elsewhere} stops after its running episodes, or at once")
+    assert told[1].startswith(elsewhere)
     (tmp_path / STOP).unlink()
     with driver_lock(FleetFolder(tmp_path)):
         stop_fleet(tmp_path)
@@ -110,3 +114,14 @@ def test_a_stop_tells_whether_a_process_runs_the_fleet(
         stop_fleet(tmp_path)
     assert capsys.readouterr().out.startswith("The fleet cancels its running episodes.")
     assert (tmp_path / STOP).exists()
+
+
+def test_an_error_of_several_lines_stays_indented_below_its_episode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / MANIFEST).touch()
+    tally = ScoreTally(total=1, failed=1, troubles=["ab12: judge: The model failed.\nSet a key."])
+    monkeypatch.setattr("grue.cli.fleet.score_fleet", lambda *_, **__: tally)
+    monkeypatch.setattr("grue.cli.fleet.read_scoring", lambda _: Scoring(scorer={}))
+    assert not score_episodes(tmp_path, "x", again=False)
+    assert "\n    ab12: judge: The model failed.\n      Set a key.\n" in capsys.readouterr().out
