@@ -83,7 +83,7 @@ def _of_fleet(folder: Path) -> str:
 
 
 def latest_trace() -> Path:
-    """Return the latest trace in `runs` or the working directory, if possible none of a failed fork."""
+    """Return the latest trace in `runs` or the working directory; a failed fork's only if all are such."""
     found = [*traces_in(RUNS), *traces_in(Path())]
     if not found:
         raise MCPConfigError(

@@ -19,6 +19,8 @@ def list_served_skills(agent: Path, *, approve: bool) -> bool:
     servers = {name: config.servers[name] for name in config.skill_servers}
     with ToolClient(servers) as client:
         found = ServedSkills(client, config.skill_servers, agent.parent)
+    if approve and found.waiting:
+        found.approve()  # raises if the lock cannot be written, before anything is printed as approved
     for skill in found.by_name.values():
         _print(skill, "approved")
     for skill in found.waiting:
@@ -28,7 +30,6 @@ def list_served_skills(agent: Path, *, approve: bool) -> bool:
     for problem in others:
         say(f"grue: {printable(problem)}", err=True)
     if approve and found.waiting:
-        found.approve()
         say(f"written  {shown_path(agent.parent / LOCK_FILE)}")
     return not others and (approve or not found.waiting)
 
