@@ -58,8 +58,7 @@ def copied(
 ) -> CopiedEntry:
     """Convert another host's entry for a server to grue's form, without secrets and unknown keys.
 
-    `replaced` has the value that each variable replaces in entries copied earlier; this entry's variables are
-    added.
+    `replaced` has the value that each variable replaces in earlier entries; this entry's variables are added.
     """
     return _Copy(name, {} if replaced is None else replaced).of(_as_ours(entry))
 

@@ -1,8 +1,7 @@
 """Read and write `mcp_tools.lock`, the file of approved tool definitions, and the listing file beside it.
 
 The lock has one digest a line, so that it can be reviewed in a diff. The listing file has the approved tools
-in the form of `tools/list` results. A server's listing is used only if its tools have the digests that are in
-the lock.
+in the form of `tools/list` results. A server's listing is used only if its tools have the lock's digests.
 """
 
 import json

@@ -360,8 +360,7 @@ class Broker(Struct):
         self.overloads += 1
         self._slow_start = False
         if now - self._halved_at >= _LEAST_PAUSE_S:
-            # Requests that were under way together report the same overload, so halve the window at most
-            # once a second.
+            # Requests under way together report the same overload, so halve the window at most once a second.
             self.window = max(1.0, self.window / 2)
             self._halved_at = now
         pause_s = min(max(retry_after_s or 0.0, _LEAST_PAUSE_S), _MOST_PAUSE_S)

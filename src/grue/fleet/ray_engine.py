@@ -1,7 +1,6 @@
 """The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
 
-Ray never retries a task, because the driver counts attempts itself. The broker is an actor on the driver's
-machine.
+Ray never retries a task: the driver counts attempts itself. The broker is an actor on the driver's machine.
 """
 
 import contextlib

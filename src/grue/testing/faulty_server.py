@@ -7,8 +7,7 @@ and `environ` (the value of one environment variable). Flags can be combined:
 command, *args = faulty_server.argv("--silent-at", "call", "--ignore-eof", "--ignore-term")
 ```
 
-The server uses only the standard library, and `argv` starts Python with `-S`, so that it boots in about 20
-ms.
+It uses only the standard library, and `argv` starts Python with `-S`, so that it boots in about 20 ms.
 """
 
 from __future__ import annotations

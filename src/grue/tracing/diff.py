@@ -3,8 +3,7 @@
 The turns are paired in order. A turn that only one trace has run a second time has no partner. If a trace has
 forks, only turns with a fork's number are compared. The messages of a turn form a tree by their causes. Below
 each pair of messages, those with the same sender, receiver and kind are paired: in order if both sides have
-equally many (or one has hundreds), otherwise by content. So actors that ran in another order make no
-difference.
+equally many (or one has hundreds), otherwise by content. So another order of the actors makes no difference.
 
 The numbers and times of messages, `IGNORED` fields, and messages whose class has `compared = False` are not
 compared. The ids in the fields `IDS` may differ if, within a turn, left and right ids pair one to one.

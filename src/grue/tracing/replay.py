@@ -235,8 +235,7 @@ _MOST_ORDERS = 1000  # a forged trace can have billions of possible orders
 def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first."""
     # Messages in the mailbox keep their order. The agent handles an event from the clock or the supervisor at
-    # once, before messages in the mailbox, but after each message whose effects were recorded before the
-    # event.
+    # once, before messages in the mailbox, but after each message whose effects were recorded before it.
     answered = {envelope.cause: envelope.seq for envelope in reversed(turn.said)}
     places: list[range] = []
     for note in turn.noted:

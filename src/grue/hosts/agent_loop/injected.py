@@ -20,8 +20,7 @@ InvokeMcpTool: TypeAlias = Callable[[str, m.JsonObject], Any]
 """`invoke(name, arguments) -> result`, a plain or a coroutine function. The name is `SERVER.TOOL`."""
 
 McpTool: TypeAlias = m.ToolDefinition | Mapping[str, Any] | str
-"""A tool to list: a definition, a dict as MCP writes it (`name`, `description`, `inputSchema`), or only a
-name."""
+"""A tool to list: a definition, a dict as MCP writes it (`name`, `description`, `inputSchema`), or a name."""
 
 MCP = m.ServerName("mcp")
 _ANY_OBJECT: m.JsonObject = {"type": "object"}

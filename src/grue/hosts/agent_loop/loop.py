@@ -314,8 +314,7 @@ class AgentLoop:
         mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered. If there are none, the
             model can know of MCP tools only from texts such as `system`.
         servers: MCP servers by name, without the prefix.
-        tools: Further tools: functions (`tools.NAME`) and at most one `ShellTool` (`shell.run`), or tool
-            servers by name.
+        tools: Functions (`tools.NAME`) and at most one `ShellTool` (`shell.run`), or tool servers by name.
         on_event: Called with each event of an input (a `LoopEvent`, or an object passed to `report`), in the
             thread that called `run`. If it raises, the input is cancelled and `run` raises the exception.
             `None`: replies are not streamed.
@@ -327,8 +326,7 @@ class AgentLoop:
         runner: Runs the turns. `runner.tools()` lists all tools; `runner.spent` is what was used so far.
         conversation: The conversation so far. To continue another conversation, assign it here, for example
             `Conversation.load(path, loop.runner)`.
-        last_outcome: The complete outcome of the last input that gave an answer; `None` before the first
-            answer.
+        last_outcome: The complete outcome of the last input that gave an answer; `None`: none has yet.
 
     Raises:
         MCPConfigError: A name is invalid or belongs to other tools, or an argument cannot be used.
@@ -429,8 +427,7 @@ class AgentLoop:
         """Send a text to the model, make the tool calls that it asks for, and return its answer; blocking.
 
         If a call fails, names an unknown tool or has arguments that are not JSON, the model gets an error
-        text and goes on. Ctrl-C cancels the input within seconds; the conversation keeps what was said so
-        far.
+        text and goes on. Ctrl-C cancels the input within seconds; the conversation keeps what was said.
 
         Args:
             text: The input.

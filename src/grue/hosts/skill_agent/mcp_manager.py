@@ -1,8 +1,7 @@
 """`McpManager`: connects MCP servers once, and calls their tools from synchronous code until it is closed.
 
 If a program never closes its manager, the sessions end when the interpreter ends or the manager is
-garbage-collected. If two servers have a tool of the same name, the bare name calls the tool of the later
-server.
+garbage-collected. If two servers have a tool of the same name, the bare name calls the later server's.
 """
 
 import threading

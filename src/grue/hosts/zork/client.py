@@ -146,8 +146,7 @@ class LLMClient:
         unchanged if the endpoint takes markers. The endpoint chooses sampling settings that are `None`.
         `response_format` is a `json_schema` object with the schema of the answer; any other object is sent as
         it is. No `response_format` is sent if the model may call tools. `tool_choice` is `auto` (default),
-        `none`, `required`, or the function to call. `name` is ignored, and `kwargs` are further fields of the
-        request.
+        `none`, `required`, or the function to call. `name` is ignored; `kwargs` are further request fields.
 
         Raises:
             MCPError: There are tools, but the model cannot call any; or a message is malformed or not text.

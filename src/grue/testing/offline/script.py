@@ -44,8 +44,7 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
 
     If a thinking tool is offered, the first replies of a turn may call it with the step's thoughts instead.
     """
-    # A request that is not about a game gets a fixed answer. Raises `BadRequestError` if the answer's schema
-    # cannot be filled.
+    # A request not about a game gets a fixed answer. Raises `BadRequestError` if its schema cannot be filled.
     standing = read_standing(request)
     situation = standing.situation
     if situation is None:

@@ -376,8 +376,7 @@ def _finished(reason: str | None) -> Attributes:
 
 def _of_this_part(usage: m.Usage, subject: object) -> m.Usage:
     """Return what a resumed turn used after it was resumed; for any other turn, the whole usage."""
-    # The earlier usage is in spans of the parked part. A backend that adds up, as MLflow does, would count it
-    # twice.
+    # The earlier usage is in spans of the parked part. A backend that adds up (MLflow) would count it twice.
     if not isinstance(subject, m.RunTurn) or subject.resumed is None:
         return usage
     return Spent(usage=usage).less(Spent(usage=subject.resumed.parked.usage)).usage
