@@ -1,8 +1,7 @@
 """`GameConfiguration`: grue's settings in `pyproject.toml` or another TOML file.
 
 A setting that the tables of `[tool.grue]` lack is taken from the same table below `[tool.zorkgpt]`. There,
-unknown keys of the tables `llm`, `agent_sampling`, `retry` and `budget` are ignored: these belong to a larger
-project.
+unknown keys in `llm`, `agent_sampling`, `retry` and `budget` are ignored: these belong to a larger project.
 """
 
 import dataclasses

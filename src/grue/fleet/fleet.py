@@ -27,9 +27,8 @@ from grue.fleet.work import KnownWork, Work, find_work, name_of, refuse_to_start
 from grue.policies import Batching
 from grue.runtime.files import as_path
 
-# A function that is called with three arguments: the counts, a dictionary from each running episode's id to
-# the time of its submission (monotonic seconds), and the cost of the requests (without a budget and a rate:
-# only of earlier runs).
+# Called with the counts, the time at which each running episode was submitted, by id (monotonic seconds), and
+# the cost of the requests (without a budget and a rate: only of earlier runs).
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
 
 
@@ -60,8 +59,7 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
         keep: What stays on disk: `all`, the files of `failed` episodes, or `results` only.
         servers: The cap on MCP server processes of each machine.
         batching: Send requests through the providers' batch APIs, which are cheaper but may take a day;
-            `None`: send each request by itself. `Batching.folder` is ignored: the waiting requests are in the
-            fleet's folder.
+            `None`: send each request by itself. The fleet's folder holds the requests, not `Batching.folder`.
         ray: Address of the Ray cluster, or `auto` for the cluster that runs on this machine; `None`: start a
             cluster on this machine. Only for the engine `ray`.
 
@@ -95,8 +93,7 @@ class Fleet:
 
     Args:
         directory: The fleet's folder; made if it does not exist.
-        workers: How many episodes are played at one time; 0: as many as the machine, or the Ray cluster, has
-            cores.
+        workers: How many episodes are played at one time; 0: one for each core of the machine or Ray cluster.
         engine: `local`: processes of this machine. `ray`: a Ray cluster whose machines see the same folder.
         budget: Limits on the cost of all requests to models together; `None`: no limit.
         rate: How fast requests may be sent; `None`: as fast as the endpoint takes them.

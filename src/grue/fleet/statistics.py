@@ -91,9 +91,8 @@ def difference_of(a: float, b: float) -> float:
 def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | None = None) -> list[Interval]:
     """Return the mean of each figure over the cases, with its interval; the same input gives the same result.
 
-    `figures` has, for each figure, its value in each case. `groups` has the group of each case, from 0;
-    `None`: each case is a group. Raises `MissingDependencyError` without numpy or scipy, `ValueError` for one
-    group.
+    `figures` has each figure's value in each case. `groups` has the group of each case, from 0; `None`: each
+    case is a group. Raises `MissingDependencyError` without numpy or scipy, `ValueError` for one group.
     """
     np, special = require_libraries()
     each = np.asarray(figures, dtype=float)

@@ -46,8 +46,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         include: Further cases. Each has the common `settings` too, but is not combined with `grid`.
         exclude: Groups of settings; a case that has all settings of at least one group is left out.
         repetitions: How many episodes each case has.
-        workers: How many episodes are played at one time; 0: as many as the machine, or the Ray cluster, has
-            cores.
+        workers: How many episodes are played at one time; 0: one for each core of the machine or Ray cluster.
         servers: The most MCP server processes of a machine at one time; `None`: no cap.
         servers_an_episode: The most MCP server processes that an episode needs at one time.
         episode_timeout_s: Time limit of an episode; `None`: no limit.

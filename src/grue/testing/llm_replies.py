@@ -85,8 +85,7 @@ def tool_calls_reply(
             completions only with `ProviderRules.echo_reasoning`).
 
     Raises:
-        TypeError: A call is not a pair of name and arguments, there are not as many ids as calls, or
-            `content` is not a text.
+        TypeError: A call is not such a pair, there are not as many ids as calls, or `content` is not a text.
     """
     for call in calls:
         match call:

@@ -57,8 +57,7 @@ class FailureWords(NamedTuple):
 
 
 _Words: TypeAlias = str | Callable[[Any], str]
-"""A message's text: a function that returns it, or a template for `str.format`, in which `{0.x}` is the
-message's field `x`."""
+"""A message's text: a function that returns it, or a template for `str.format` (`{0.x}`: its field `x`)."""
 
 _Judge: TypeAlias = Callable[[Any], tuple[Severity, str]]
 _Logged: TypeAlias = Callable[[Any], LogLine | tuple[LogLine, ...]]

@@ -1,7 +1,6 @@
 """The actions of the skill agent: their parameters, and the functions that carry them out.
 
-To add an action, add a row to `_BUILT_IN`. `mcp_call` has no function: `StepRunner` in `decision_loop.py`
-carries it out.
+To add an action, add a row to `_BUILT_IN`. `mcp_call` has no function: `decision_loop.StepRunner` does it.
 """
 
 from collections.abc import Iterable

@@ -61,8 +61,7 @@ class AgentConfig(Struct, kw_only=True):
 
     Attributes:
         task: The task of `grue run` and of a fleet if no other is given; `Orchestrator.run` ignores it.
-        servers: MCP servers by name. The bare name of a tool that several servers have calls that of the last
-            one.
+        servers: MCP servers by name. A tool's bare name calls the tool of the last server that has it.
         optional_servers: Servers without which the run goes on if they cannot be connected.
         on_connect_failure: What happens if a server that is not optional cannot be connected. `skip`: the run
             goes on without it. `raise`: the run goes on without MCP tools.

@@ -116,8 +116,7 @@ class Orchestrator:
     def resume(self, decisions: Iterable[grue.ApprovalDecision] = ()) -> RunResult:
         """Go on with the run in `folder`, and return its result.
 
-        The run may have been interrupted, killed or parked, or have ended for any other reason but the
-        model's action `finish`.
+        The run may have been interrupted, killed or parked, or have ended without the action `finish`.
 
         An action that was under way when the process was killed is repeated only if it is read-only or
         idempotent. Otherwise the model is told that the action may have had an effect.

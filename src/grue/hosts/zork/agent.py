@@ -1,8 +1,7 @@
 """The synchronous agent that a host uses: one blocking call for each turn, which returns a dict.
 
 A turn calls the methods of the agent's client and manager, in place of an endpoint and an MCP server. Of
-grue's own `LLMClient` and `MCPManager` it uses only the settings, unless a program has overridden their
-methods.
+grue's own `LLMClient` and `MCPManager` it uses only the settings, unless their methods are overridden.
 """
 
 import functools
@@ -298,8 +297,7 @@ class ZorkAgent:
             turns: Number of turns that were played.
             spent: Requests, tokens and cost of these turns.
             connections: The state of the connection to each server.
-            listings: The tools that each server listed last. A turn may offer them before its server is
-                started.
+            listings: The tools that each server listed last. A turn may offer them before the server starts.
 
         Source: D12, P27
         """

@@ -40,8 +40,7 @@ class SessionNews:
     """An observer of a manager's sessions, which passes their messages to the manager's observers.
 
     During a turn, it only records what the turn does not report to the same observers, such as a changed
-    tool. This object has no reference to the manager, because an open session, which refers to it, would keep
-    the manager alive.
+    tool. An open session refers to this object, so a reference to the manager here would keep it alive.
     """
 
     def __init__(self) -> None:

@@ -77,8 +77,7 @@ def _messages(messages: list[Json]) -> Iterator[Json]:
 
 
 def _user(role: str, blocks: list[Json]) -> Iterator[Json]:
-    # Images and documents in tool results go into a message after the results: a chat completion's tool
-    # result is text.
+    # Images and documents in tool results go into a later message: a chat completion's tool result is text.
     parts: list[Json] = []
     for block in blocks:
         if block["type"] != "tool_result":

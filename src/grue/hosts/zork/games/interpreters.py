@@ -95,8 +95,7 @@ class InterpreterProcess:
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
         with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
             os.write(self._input, f"{sent}\\sf-{mark}\n".encode("ascii", "replace"))
-        # After the line "Speed Factor ..." the interpreter repeats its prompt, so the next answer begins with
-        # that prompt.
+        # After "Speed Factor ..." the interpreter repeats its prompt, so the next answer begins with it.
         answer = self._read_to(b"Speed Factor -%d\n" % mark).removeprefix(self._prompt)
         self._prompt = b"" if self.ended else answer.rpartition(b"\n")[2]
         self._last_words = answer
