@@ -355,10 +355,13 @@ def test_the_runner_that_parked_a_turn_keeps_it_parked_while_its_server_is_down(
         box.fails_to_start(times=4)
         with pytest.raises(MCPServerStartupError):
             made.resume(trace, decisions)
+        (parked,) = parked_turns(trace)
+        assert [question.approve() for question in parked.questions] == decisions
         assert made.run_turn("Look.").kind == "degraded", "the second of two attempts has disabled the server"
         with pytest.raises(MCPServerStartupError):
             made.resume(trace, decisions)
         outcome = made.resume(trace, decisions)
+        assert parked_turns(trace) == []
     assert (outcome.response, [call.settlement for call in outcome.tool_calls]) == ("done", ["returned"])
     assert [turn.divergence for turn in replay(read_episode(trace).envelopes)] == [None] * 5
 

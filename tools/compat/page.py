@@ -55,7 +55,8 @@ time from the start of the process until it listens. The next columns show four 
 - *tool*: a turn with a tool. *accepted, not called* means that the endpoint accepted the tool, but its reply
   did not call it.
 
-The column after them shows two turns with a function tool for each of three settings of the runner.
+The column after them has three results, one for each setting of the runner in its heading: whether two turns
+with a function tool succeeded. This was tried with chat completions only.
 
 """
 _ENDPOINT_COLUMNS = (

@@ -38,7 +38,7 @@ PROGRAM = """
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.testing.llm_server import ScriptedLlmServer, completion
 
-usage = {"prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14}
+usage = {"prompt_tokens": 12, "completion_tokens": 5, "total_tokens": 17}
 reply = completion({"role": "assistant", "content": "I cannot know."}, usage=usage)
 def price(article: str, currency: str = "euro") -> int:
     '''Return the price of an article of the shop, in a currency, without the costs of its transport.'''
@@ -176,4 +176,4 @@ def test_a_plain_program_reads_on_stderr_that_its_model_was_not_shown_the_tools(
     assert ran.stdout == "I cannot know.\n" * 2
     (line,) = ran.stderr.splitlines()
     assert line.startswith("grue: LLM small (")
-    assert "9 tokens for a prompt with 1 tool and called none: its chat template" in line
+    assert "12 tokens for a prompt with 1 tool and called none: its chat template" in line

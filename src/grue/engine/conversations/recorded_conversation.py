@@ -329,7 +329,7 @@ class RecordedTurn:
         self.listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self._began_s = self._last_s = begun.t
         self.events: list[m.TurnEvent] = [run]
-        self._called: dict[m.CallId, m.ToolCalled] = {}
+        self.called: dict[m.CallId, m.ToolCalled] = {}
         self._tasks: dict[m.CallId, m.OpenTask] = {}
         self._aside: set[int] = set()
         self._cancelled = False
@@ -357,12 +357,12 @@ class RecordedTurn:
         if isinstance(body, m.RequestCompletion) and envelope.receiver == "llm":
             self.asked = envelope
         if isinstance(body, m.ToolCalled):
-            self._called[body.call_id] = body
+            self.called[body.call_id] = body
             if body.task is not None:
                 self._became_task(body, body.task)
         elif isinstance(body, m.TaskCreated):
             # `TaskCreated` names no call. It is the server's last one: a session makes one call at a time.
-            of_server = [each for each in self._called.values() if each.server == body.server]
+            of_server = [each for each in self.called.values() if each.server == body.server]
             if of_server:
                 self._became_task(of_server[-1], body.task)
         elif isinstance(body, m.TurnEnd):
@@ -405,11 +405,19 @@ class RecordedTurn:
                 return self.run.tool_policy.parking or self.run.waits
             case m.TurnFailed(failure=m.Interrupted()):
                 return self.run.waits
-            case m.TurnFailed(failure=m.ServerFailure()):
-                # A server did not start in a resumed turn. Without a call since, it can be resumed again.
-                return self.run.resumed is not None and not self._called
             case _:
-                return False
+                return self.parked is not None
+
+    @property
+    def parked(self) -> m.TurnParked | None:
+        """How the turn was parked, if it is; also if a server did not start when it was resumed."""
+        match self.end:
+            case m.TurnParked() as parked:
+                return parked
+            case m.TurnFailed(failure=m.ServerFailure()) if self.run.resumed is not None and not self.called:
+                return self.run.resumed.parked
+            case _:
+                return None
 
     def resumption(self, path: str | PathLike[str]) -> m.Resumption:
         """Return how far the turn has come.
@@ -433,14 +441,14 @@ class RecordedTurn:
             return replace(self.run.resumed, decisions=())
         state, commands = self._state(path)
         parked = next((each for each in commands if isinstance(each, m.TurnParked)), None)
-        where = m.Resumption(parked=parked) if parked else cut_off(state, self._called, self._tasks)
+        where = m.Resumption(parked=parked) if parked else cut_off(state, self.called, self._tasks)
         if where is None and self.run.waits and m.AnswerAccepted in (kinds := [type(e) for e in self.events]):
             # The end was not recorded. Read the last reply again, which is in the batch's folder.
             del self.events[kinds.index(m.AnswerAccepted) :]
             state, commands = self._state(path)
-            where = cut_off(state, self._called, self._tasks)
+            where = cut_off(state, self.called, self._tasks)
         if where is None:
-            made = ", ".join(sorted(self._called)) or "none"
+            made = ", ".join(sorted(self.called)) or "none"
             raise NothingToResume(
                 f"Turn {self.run.turn} of {path} had ended when its process did; only its outcome is lost."
                 f" Calls that were sent: {made}."
@@ -577,8 +585,8 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
             part.add(envelope)
             if not part.is_open and part.end is not None:
                 # Keep only `run` and `end` of an ended turn: a trace may hold thousands of turns.
-                parts[number] = RecordedTurn(envelope, part.run, None)
-                parts[number].end = part.end
+                parts[number] = kept = RecordedTurn(envelope, part.run, None)
+                kept.end, kept.called = part.end, part.called if part.run.resumed else {}
     for number, left in parked.items():
         if left and not turns[number].is_open:
             turns[number] = left[-1]

@@ -71,8 +71,8 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
     Raises:
         TraceError: The trace cannot be read.
     """
-    found = (part.end for part in recorded.read_turns(path).values())
-    return [end for end in found if isinstance(end, m.TurnParked)]
+    found = (part.parked for part in recorded.read_turns(path).values())
+    return [parked for parked in found if parked is not None]
 
 
 def _opened_writer(place: Path, recorder: Recorder) -> TraceWriter:
