@@ -128,7 +128,7 @@ class _Copy:
         secret = looks_secret(name)
         if "${" not in value:
             return value if _HARMLESS.fullmatch(value) and not secret else self._variable(name, value)
-        # `PATH` has folders beside its `${PATH}`. Replace a whole value with anything else beside it.
+        # `PATH` may have folders beside `${PATH}`. With other text beside a `${...}`, replace a value whole.
         beside = [part for text in _beside(value) for part in re.split(r"[:;,]", text) if part]
         if beside and (secret or not all(map(_HARMLESS.fullmatch, beside))):
             return self._variable(name, value)

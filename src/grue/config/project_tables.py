@@ -15,7 +15,7 @@ TABLES = ("mcp", "llm", "agent_sampling", "retry", "budget", "tool_policy", "con
 
 
 class ProjectTables(Struct, frozen=True):
-    """A project file's settings by table and key; `roots` has the root below which each one stands."""
+    """A project file's settings by table and key; `roots` has the root of each: `GRUE` or `ZORKGPT`."""
 
     document: Document
     tables: dict[str, dict[str, Any]]

@@ -72,7 +72,7 @@ class Described(Struct, frozen=True, kw_only=True):
     variables: tuple[str, ...] = ()  # environment variables that have to be set
     optional: tuple[str, ...] = ()  # variables that are not set and not needed
     paths: tuple[str, ...] = ()  # files and folders that the user gave to the server
-    others: tuple[str, ...] = ()  # other kinds of the description that grue could use
+    others: tuple[str, ...] = ()  # other kinds that the description offers and grue can use
     origin: tuple[str, ...] = ()  # lines about where the server's files come from
 
 

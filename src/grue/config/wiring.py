@@ -161,7 +161,7 @@ def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSetting
 def model_for(
     asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
 ) -> LlmSettings:
-    """Return the settings of `asked`, a trace's model, or of `pyproject.toml`, with the given changes."""
+    """Return the settings of a trace's model (`asked`), or else of `pyproject.toml`, with these changes."""
     if asked is None:
         config = GameConfiguration.of_project()
         config.ask(base_url, model)

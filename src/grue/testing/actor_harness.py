@@ -259,7 +259,7 @@ class ActorHarness:
         return asked
 
     async def idle(self) -> list[Any]:
-        """Let the actor run until it waits. Return what it has sent and noted since a method last did so."""
+        """Let the actor run until it waits. Return what it sent and noted since a method last let it run."""
         await self._loop.idle()
         return self._new()
 

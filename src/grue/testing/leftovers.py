@@ -79,7 +79,7 @@ def assert_nothing_left(within_s: float = 10.0) -> Iterator[None]:
 
 
 def _new_since(before: _Present, mark: str) -> tuple[set[int], set[int], set[threading.Thread]]:
-    # Python's fork server and resource tracker, and the descriptors of their pipes.
+    # Leave out Python's fork server and resource tracker, and the descriptors of their pipes.
     server: Any = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     tracker: Any = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
     helpers = {getattr(server, "_forkserver_pid", None), getattr(tracker, "_pid", None)}

@@ -5,7 +5,8 @@ script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take la
 ```
 
 The faults that take a reply work in every format, whether the reply is streamed or not. Only
-`error_in_stream` and `garbage_in_stream` change nothing in a reply that is not streamed.
+`error_in_stream` and `garbage_in_stream` change nothing in a reply that is not streamed. `after` is the
+fraction of the body or, in a stream, of its events that is sent before the fault.
 """
 
 from collections.abc import Mapping
@@ -21,27 +22,27 @@ _GOOD_REPLY = text_reply("It is well.")
 
 
 def stalled(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Send the headers and the fraction `after` of the body, or of the stream's events, then nothing more."""
+    """Return a reply that stops after the fraction `after` and leaves the connection open."""
     return replace(reply, then="hang", after=after)
 
 
 def dripping(reply: LlmReply = _GOOD_REPLY, *, size: int = 1, every_s: float = 0.05) -> LlmReply:
-    """Send the body `size` bytes at a time, with pauses of `every_s` seconds; the headers come first."""
+    """Return a reply whose body is sent `size` bytes at a time, each followed by a pause of `every_s`."""
     return replace(reply, pace=Pace(size=size, every_s=every_s))
 
 
 def reset(reply: LlmReply = _GOOD_REPLY, *, after: float | None = None) -> LlmReply:
-    """Reset the connection (RST) after the fraction `after` of the body or events; `None`: send nothing."""
+    """Return a reply that ends in a reset (RST) after the fraction `after`; `None`: before any data."""
     return replace(reply, then="reset", after=after, body=b"" if after is None else reply.body)
 
 
 def broken_off(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Close the connection after the fraction `after` of the body or events, before the reply is complete."""
+    """Return a reply that breaks off: after the fraction `after`, the server closes the connection."""
     return replace(reply, then="drop", after=after)
 
 
 def truncated(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Send only the fraction `after` of the body, or of a stream's events, as if it were complete."""
+    """Return a reply of which only the fraction `after` is sent, as if it were complete."""
     return replace(reply, after=after)
 
 
@@ -75,7 +76,7 @@ def redirect(location: str, status: int = 307) -> LlmReply:
 
 
 def mistyped(reply: LlmReply = _GOOD_REPLY, content_type: str = "text/html") -> LlmReply:
-    """Send a valid body with a wrong content type."""
+    """Return a reply with a valid body and a wrong content type."""
     return replace(reply, headers={**reply.headers, "Content-Type": content_type})
 
 
@@ -85,7 +86,7 @@ def empty(status: int = 200) -> LlmReply:
 
 
 def compressed(reply: LlmReply = _GOOD_REPLY, *, stages: int = 1) -> LlmReply:
-    """Compress the body, or each event of a stream, with gzip, `stages` times."""
+    """Return a reply whose body, or each event of its stream, is compressed with gzip `stages` times."""
     coding = ", ".join(["gzip"] * stages)
     return replace(reply, headers={**reply.headers, "Content-Encoding": coding}, gzip=stages)
 
@@ -96,12 +97,12 @@ def in_place_of_json(body: bytes) -> LlmReply:
 
 
 def error_in_stream(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
-    """Send the fraction `after` of a stream's events, then an error event, which ends the stream."""
+    """Return a reply whose stream ends with an error event, after the fraction `after` of its events."""
     return replace(reply, amid="error", after=after)
 
 
 def garbage_in_stream(
     reply: LlmReply = _GOOD_REPLY, garbage: bytes = b"data: {garbage\n\n", *, after: float = 0.5
 ) -> LlmReply:
-    """Send the fraction `after` of a stream's events, then `garbage`, then the rest of the events."""
+    """Return a reply with `garbage` in its stream, after the fraction `after` of its events."""
     return replace(reply, amid=garbage, after=after)

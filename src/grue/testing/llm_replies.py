@@ -158,10 +158,10 @@ def _check_form(function: str, argument: str, value: object, form: type) -> None
 
 
 def silence() -> LlmReply:
-    """Send nothing until the server closes."""
+    """Return a reply that sends nothing and keeps the connection open until the server closes."""
     return LlmReply(then="hang")
 
 
 def hang_up(sent: bytes = b"") -> LlmReply:
-    """Send these raw bytes, such as half a reply, and close the connection."""
+    """Return a reply of these raw bytes, such as half a reply, after which the connection is closed."""
     return LlmReply(body=sent, then="drop")

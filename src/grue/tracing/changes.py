@@ -27,9 +27,9 @@ class Changes(Struct, frozen=True, kw_only=True):
     # A field that does not exist or that a replay cannot change, or a value of the wrong type, raises
     # `ValueError`; a value out of its range raises `MCPConfigError`.
 
-    policy: Mapping[str, object] = field(default_factory=dict)  # of `FailurePolicy`, by field
-    limits: Mapping[str, object] = field(default_factory=dict)  # of `TurnLimits`; `budget` is a mapping too
-    system: str | None = None  # of every turn; `None`: as recorded. Likewise the next two
+    policy: Mapping[str, object] = field(default_factory=dict)  # new values of `FailurePolicy`, by field
+    limits: Mapping[str, object] = field(default_factory=dict)  # of `TurnLimits`; `budget`: a mapping, too
+    system: str | None = None  # new system text of all turns; `None`: as recorded. Likewise the next two
     user: str | None = None
     final_request: str | None = None  # the text that asks for the final answer
 
@@ -76,9 +76,9 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-    """Split changed settings into fields of `FailurePolicy` and of `TurnLimits` (`budget.requests`)."""
-    # Raises `ValueError` for an unknown field, and if a field is set as a whole after a part of it, or in
-    # part after a whole that has no parts.
+    """Split changed settings, such as `budget.requests`, into those of `FailurePolicy` and `TurnLimits`."""
+    # Raises `ValueError` for an unknown field, for a field that is set as a whole after one of its parts, and
+    # for a part of a field that has been set as a whole to something other than a mapping.
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
     for name, value in changed.items():

@@ -160,7 +160,8 @@ class EpisodeTally:
         self._names: dict[tuple[int, str], str] = {}  # (turn, call id) -> the tool, such as `files.read`
         self._own = OwnMessages()
         self._sampled: list[m.Usage] = []  # see `usage_in`
-        # By request to the model: what was counted, and how much of that the trace records a second time.
+        # By number of a `RequestCompletion`: what was counted, and how much of that is still to be skipped,
+        # because the trace records it again after a wait for a batch.
         self._noted: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
         self._again: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
 
@@ -241,7 +242,7 @@ class EpisodeTally:
             case m.ReplyCut():
                 self._count_once(envelope.cause, "cut_replies")
             case m.CompletionPostponed():
-                # When the turn goes on, what was noted of the request is recorded again.
+                # When the turn goes on, the request's retries and cut replies are recorded again.
                 self._again[envelope.cause] = self._noted[envelope.cause].copy()
 
     def _count_once(self, request: int | None, what: str) -> None:

@@ -102,7 +102,7 @@ def _answers(trace: EpisodeReader) -> dict[int, object]:
 def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
-    """Pair the turns in order. `None` is the partner of a turn that only one trace has, or has run again."""
+    """Pair the turns in order. `None` is the partner of a turn that only one trace has or has run again."""
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
         if one is not None and one.again and not (other is not None and other.again):

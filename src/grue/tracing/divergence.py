@@ -147,13 +147,13 @@ class Divergence(Struct, frozen=True, kw_only=True):
     """A message that is not the same in two versions of a turn, such as the recorded one and its replay."""
 
     turn: int
-    left: EpisodeEnvelope | None  # `None`: it is missing in the first version
-    right: EpisodeEnvelope | None  # its counterpart in the second version; a replayed message has `seq` 0
+    left: EpisodeEnvelope | None  # `None`: the first version lacks the message
+    right: EpisodeEnvelope | None  # likewise in the second version; a replayed message has `seq` 0
     differences: tuple[Difference, ...] = ()
     because: tuple[EpisodeEnvelope, ...] = ()  # the causes, the first cause first
-    because_left_out: int = 0  # how many are left out after the first item of `because`
+    because_left_out: int = 0  # how many causes `because` lacks after its first one
     reason: str = ""  # an explanation, if the differences do not show what is wrong
-    descendants: int = 0  # how many messages that it caused are missing too
+    descendants: int = 0  # if a version lacks the message: how many that it caused are missing too
 
     def lines(self, left: str, right: str) -> Iterator[str]:
         """Yield the full description. `left` and `right` are names for the two versions of the turn."""

@@ -31,7 +31,7 @@ class LogLine(Struct, frozen=True):
     Attributes:
         event: Name of the event, such as `mail_assigned`.
         message: A sentence for people; untrusted text in it is escaped later.
-        fields: Further data: JSON values by name.
+        fields: JSON values by name, for programs that read the log.
     """
 
     level: LogLevel
@@ -86,7 +86,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
 
 
 def said_by(fact: Fact, words: Callable[[Any], str] | property) -> str:
-    """Return the text of a fact's method or property `words`; if it fails or returns no text, the base's."""
+    """Return the text of a fact's method or property `words`; if it raises or returns no text, the base's."""
     base: Any = words.fget if isinstance(words, property) else words
     try:
         said = getattr(fact, base.__name__)

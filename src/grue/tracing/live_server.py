@@ -67,8 +67,8 @@ class LiveFeed:
 
     def answer(self, first: int) -> bytes:
         """Return JSON with `pieces` from number `first` on, and the number of the `next` piece to ask for."""
-        # `over`: whether the last of them ends with the episode's end. `error`: why no others follow; empty
-        # while they may. Raises `ValueError` if `first` is more than the number of pieces.
+        # `over`: whether no piece is left, and the last one ended with `EpisodeEnded`. `error`: why no pieces
+        # will follow; empty while they may. Raises `ValueError` unless `first` is 0 to the number of pieces.
         with self._lock:
             ends = self._ends
             if not 0 <= first <= len(ends):
@@ -113,7 +113,7 @@ class LiveFeed:
         turns = tuple(feed.turns())
         if not turns:
             return
-        # `turns` are those that the piece's messages changed. The rest covers all messages so far.
+        # `turns` has the turns that changed since the last piece; the other two cover all messages so far.
         so_far = {"turns": turns, "actors": feed.actors, "overview": feed.overview}
         line = msgspec.json.encode({**asdict(feed.take()), **so_far}) + b"\n"
         with self._lock:

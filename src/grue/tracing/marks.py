@@ -31,7 +31,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str = "1"
     score: float  # finite
     reason: str = ""  # untrusted, as a model may have written it
-    attempt: int = 0  # number of the attempt; 0: no fleet. Only marks of the result's attempt count
+    attempt: int = 0  # number in a fleet, or 0. A result has the marks of its attempt, and those with 0
     requests: int = 0  # to a model, for the scoring; likewise `tokens`
     tokens: int = 0
     money_usd: float = 0.0  # as far as it is known

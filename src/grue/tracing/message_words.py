@@ -1,8 +1,8 @@
 """The words in which each kind of message is shown to people: a table with a row for each kind.
 
 A row has a line of text for `grue trace show`, the viewer, the diagrams and the live view. Some rows also
-have the log lines that depend on this message alone, or a `SpanNote`. All facts share one row, because the
-methods of a fact return its words. A kind without a row is shown by its fields.
+have a `SpanNote`, or log lines (`observers/events.py` makes those that depend on several messages). All facts
+share one row, because the methods of a fact return its words. A kind without a row is shown by its fields.
 
 Source: R7.1-3, P31
 """

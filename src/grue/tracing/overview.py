@@ -15,7 +15,7 @@ _CHARS = 300
 _TITLE_CHARS = 80
 _MOST_MODELS = 20
 _PRESENTED = frozenset({"type", "episode_id", "model", "servers", "scripted", "reason", "detail", "turns"})
-"""Fields that the page shows elsewhere, and that are left out of `facts` and `results`."""
+"""Fields that the page shows elsewhere. `facts` and `results` have all other texts and numbers of a fact."""
 
 
 class Overview(Struct, kw_only=True):
@@ -24,16 +24,16 @@ class Overview(Struct, kw_only=True):
     title: str = ""  # the host's title, or the beginning of the first turn's text
     scripted: bool = False
     models: dict[str, int] = msgspec.field(default_factory=dict)  # number of replies by model
-    asked: dict[str, str] = msgspec.field(default_factory=dict)  # addresses by model
+    asked: dict[str, str] = msgspec.field(default_factory=dict)  # addresses of endpoints, by model
     servers: tuple[str, ...] = ()
-    facts: m.JsonObject = msgspec.field(default_factory=dict)  # other texts and numbers of `EpisodeStarted`
+    facts: m.JsonObject = msgspec.field(default_factory=dict)  # fields of `EpisodeStarted`; see `_PRESENTED`
     ending: str = ""  # why the episode ended, in a word
     detail: str = ""
     grade: str = ""  # the severity of `EpisodeEnded`
     result: str = ""  # such as a score
-    results: m.JsonObject = msgspec.field(default_factory=dict)  # other texts and numbers of `EpisodeEnded`
+    results: m.JsonObject = msgspec.field(default_factory=dict)  # fields of `EpisodeEnded`; see `_PRESENTED`
     resumed: int = 0
-    turns: int = 0  # the highest number; in a trace with forks, how many forks
+    turns: int = 0  # the highest turn number; in a trace with forks, how many forks
     forks: tuple[str, ...] = ()  # for each, the turn that it repeats and its changes
     failures: int = 0  # turns that failed or ended with a fallback
     last: str = ""  # the outcome of the turn that ended last
@@ -41,8 +41,8 @@ class Overview(Struct, kw_only=True):
     seconds: float = 0.0  # time of the last message since the trace began
     requests: int = 0
     tool_calls: int = 0
-    usage: m.Usage = m.Usage()  # of replies, also dropped ones, and of failed requests
-    sampled: list[m.Usage] = msgspec.field(default_factory=list)  # see `usage_in`
+    usage: m.Usage = m.Usage()  # sum of what `usage_in` returns
+    sampled: list[m.Usage] = msgspec.field(default_factory=list)  # an argument of `usage_in`
 
     def see(self, envelope: EpisodeEnvelope) -> None:
         """Add a message to the overview."""

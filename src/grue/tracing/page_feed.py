@@ -40,7 +40,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     turn: int
     kind: Literal["fact", "prompt", "reply", "call", "note", "end"]
     seq: int  # number of the message that begins the passage
-    place: int = -1  # of a `call` in the reply that asked for it, from 0; -1: no such reply
+    place: int = -1  # index of a `call` in the reply that asked for it; -1: no such reply
     also: tuple[int, ...] = ()  # numbers of further messages, 0 for a missing one; of a `call`: see `_SENT`
     depth: int = 0  # 1 for a request of a server to the model
     text: str = ""
@@ -57,7 +57,7 @@ class _Turn(Struct):
     said: tuple[str, int] = ("", 0)  # the last reply's text, and the number of its message
 
 
-_SENT, _SETTLED, _ASKED, _DECIDED = range(4)
+_SENT, _SETTLED, _ASKED, _DECIDED = range(4)  # indexes in `Passage.also` of a `call`
 
 
 class StoryTeller:
@@ -273,7 +273,7 @@ class PageTurn(Struct, kw_only=True):
     turn: int  # 0 for messages before the first turn
     start_s: float  # since the trace began, as `end_s`
     end_s: float = 0.0
-    outcome: str = ""  # kind of `TurnCompleted`, `failed`, `parked`, `unfinished`; empty: no `RunTurn`
+    outcome: str = ""  # `TurnCompleted.kind`, `failed`, `parked` or `unfinished`; empty: no `RunTurn`
     reason: str = ""  # why the outcome is not `answered`
     action: str = ""  # the latest headline of a fact, such as what the host did with the answer
     question: str = ""  # the beginning of the host's text
@@ -281,7 +281,7 @@ class PageTurn(Struct, kw_only=True):
     forked: bool = False
     requests: int = 0
     tool_calls: int = 0
-    usage: m.Usage = m.Usage()  # of its replies, also dropped ones, and of failed requests
+    usage: m.Usage = m.Usage()  # sum of what `usage_in` returns
     took_s: float = 0.0
     phases: dict[str, float] = {}  # seconds by kind of span, without `_NOT_PARTS`
     marks: tuple[MarkCount, ...] = ()  # the problems that its messages report, failures first
@@ -372,7 +372,7 @@ class Row(Struct, frozen=True, kw_only=True, array_like=True):
     body: str
     repeats: str = ""  # the share of a reply's prompt that repeats an earlier one: `85% repeated`
     broken: str = ""  # where and why a reply's prompt differs from that earlier prompt
-    left_out: int = 0  # how many entries a `RewriteHistory` that shortens replaces by one
+    left_out: int = 0  # of a `RewriteHistory` that shortens: how many entries became one
 
 
 class EpisodePage(Struct, frozen=True, kw_only=True):

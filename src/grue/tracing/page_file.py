@@ -47,7 +47,7 @@ def page_parts(
 def write_page(
     target: Path, name: str, title: str, data: object, *, error: type[MCPError] = TraceError
 ) -> None:
-    """Write a page with its `data`; template, style sheet and script are called `name`. Raises an `error`."""
+    """Write a page with its `data`; template, style sheet and script are called `name`. May raise `error`."""
     before, after = page_parts(name, title, style=("viewer", name), scripts=("dom", name))
     with os_errors_as(error, f"write the page {target}"), replacing(target) as page:
         page.writelines((before, embedded(data), after))
@@ -110,7 +110,7 @@ class ImageTable:
         self._chars = 0
 
     def take_out(self, body: bytes) -> bytes:
-        """Return a message's JSON with references (`REFERENCE` and the id) or texts for images in base64."""
+        """Return a message's JSON. A base64 image becomes `REFERENCE` and an id, or a note if it is long."""
         return _IMAGE.sub(self._reference, body) if len(body) > _SHORTEST else body
 
     def _reference(self, found: re.Match[bytes]) -> bytes:

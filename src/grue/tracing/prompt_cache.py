@@ -31,14 +31,14 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
     """Where a prompt does not repeat the earlier prompt that it is compared with. Texts are untrusted."""
 
     part: PromptPart  # the first part that differs; `model`: another model was asked
-    at_byte: int  # of tools, system text and messages in the wire format, without cache markers
+    at_byte: int  # index in tools, system text and messages as encoded, without cache markers
     place: str  # what contains that byte, such as `message 3 (user)`
     before: str = ""  # the earlier prompt around that byte; empty for `model`
     now: str = ""  # likewise, of this prompt
     cause: int  # number of the message in the trace that caused the difference
     cause_kind: str
     why: str
-    tokens: int = 0  # about how many are paid again: those from that byte to where the shorter one ends
+    tokens: int = 0  # about how many are paid again: from `at_byte` to the end of the shorter prompt or head
 
 
 class CachedPrompt(Struct, frozen=True, kw_only=True):
@@ -125,7 +125,7 @@ class CachedPrompts:
     """Compares each prompt of a trace with an earlier one. Call `see` with the trace's messages in order."""
 
     def __init__(self) -> None:
-        self.left_out = 0  # how many entries the latest rewrite has replaced by one; 0 unless it shortened
+        self.left_out = 0  # how many entries the latest rewrite replaced by one; 0 unless it shortened
         self._talks: dict[m.ConversationId, _Prompted] = {}
         self._turns: dict[int, m.ConversationId] = {}
         self._asked: dict[int, _Asked] = {}
@@ -383,7 +383,7 @@ class CachedPrompts:
         """Return the earlier prompt to compare `sent` with, or `None`."""
         # Of the conversation's last prompt with tools and its last one without: the prompt that has the
         # longer beginning in common with `sent`. For a conversation's first prompt: the latest first prompt
-        # of another conversation to the same model, if there is one.
+        # of another conversation to the same model; `None` for sampling, or if the trace lacks messages.
         if talk.last is None:
             return self._heads.get(sent.model) if talk.run is not None and talk.whole else None
         return max(talk.sent.values(), key=lambda each: (_in_common(each, sent), each.seq))
@@ -560,8 +560,8 @@ class _PromptPair(Struct, frozen=True):
 
     def _listing(self, tool: m.ToolDefinition, why: str) -> _Why:
         """Return what made the prompts differ in `tool`."""
-        # It is the turn's `RunTurn` if that names other tools or servers than the earlier prompt's; otherwise
-        # the latest message about the tools of the tool's server.
+        # It is the turn's `RunTurn` if that names other tools than the earlier prompt's turn, or only one of
+        # the two turns names the tool's server; otherwise the latest message about the tools of this server.
         before, now = self.earlier.run, self.sent.run
         if before is not None and now is not None and before is not now:
             wanted = before.tools != now.tools

@@ -42,11 +42,11 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
     begun: EpisodeEnvelope  # the first message of `inbox`; it carries `run`
     run: m.RunTurn
     inbox: tuple[EpisodeEnvelope, ...]
-    noted: tuple[EpisodeEnvelope, ...]  # `NOTED_EVENTS`, which came past the mailbox
+    noted: tuple[EpisodeEnvelope, ...]  # `NOTED_EVENTS`, which do not come through the mailbox
     said: tuple[EpisodeEnvelope, ...]  # the agent's messages and notes
     crash: EpisodeEnvelope | None  # the agent's `ActorFailed`
     envelopes: Sequence[EpisodeEnvelope]  # all messages of the turn
-    by_seq: dict[int, EpisodeEnvelope]  # likewise
+    by_seq: dict[int, EpisodeEnvelope]  # the same, by message number
     cut_off: bool  # whether the process may have been killed in the turn
 
     @property
@@ -395,7 +395,7 @@ class _Session:
         self.compared = 0
         self._server = server
         self._turn = turn
-        resumed = turn.run.resumed is not None and not turn.is_fork  # if so, each connect is the first
+        resumed = turn.run.resumed is not None and not turn.is_fork  # if so, no server has connected before
         self._connection: conn.ConnectionState = conn.Untried() if resumed else connections.of(server)
         self._connected = False
         # Messages without a turn belong to a session of the host, such as that of `Runner.call`.

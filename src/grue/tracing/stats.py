@@ -133,7 +133,7 @@ class TurnStats(Struct, frozen=True, kw_only=True):
     """The turns of an episode."""
 
     started: int
-    outcomes: dict[str, int]  # `answered`, ..., `failed`, `parked`; `unfinished`: it has no end
+    outcomes: dict[str, int]  # `answered`, ..., `failed`, `parked`; `unfinished`: without a recorded end
     iterations: int  # replies with tool calls in turns that have ended
     duration: Durations
 
@@ -160,8 +160,8 @@ class ToolStats(Struct, frozen=True, kw_only=True):
     timed_out: int = 0
     lost: int = 0  # the server died
     skipped: int = 0  # not sent, as after a call that timed out
-    rejected: int = 0  # not sent: unknown, changed or invalid
-    denied: int = 0  # not sent: by the policy or a person
+    rejected: int = 0  # not sent: unknown or changed tool, or invalid arguments
+    denied: int = 0  # not sent: denied by the policy or a person, or nobody answered the question
     duration: Durations  # of calls that were sent and have ended
 
 
@@ -177,7 +177,7 @@ class ServerStats(Struct, frozen=True, kw_only=True):
     endings: dict[str, int]  # how many sessions had each `ending`; `none`: no process
     startup: Durations  # of the attempts that opened a session
     spares: int = 0  # sessions opened in advance
-    spares_lost: int = 0  # spare or kept sessions that could not be used
+    spares_lost: int = 0  # sessions opened in advance, or kept, that could not be used
 
 
 class SlowTurn(Struct, frozen=True, kw_only=True):

@@ -26,7 +26,7 @@ class TurnRow(Struct, kw_only=True):
     turn: int
     began_at: float  # seconds since the epoch
     duration_s: float | None = None
-    outcome: str | None = None  # kind of `TurnCompleted`, or `failed`, `parked`
+    outcome: str | None = None  # `TurnCompleted.kind`, `failed` or `parked`
     reason: str | None = None  # why the outcome is not `answered`
     system: str = ""
     user: str = ""

@@ -36,8 +36,8 @@ SCRIPTS = (
 
 def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     """Write a trace as a page that only its owner can read, and return the episode's overview."""
-    # The same trace and title give the same bytes. The page gets the modification time that the trace had at
-    # first: so if the trace grows meanwhile, the page is older than it. `TraceError` leaves no partial page.
+    # The same trace and title give the same bytes. The page gets the modification time that the trace had
+    # before: if the trace grows meanwhile, the page is older than it. `TraceError` leaves no partial page.
     reader = open_episode(trace)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, reader.path)
@@ -160,7 +160,7 @@ _MOST_IN_FULL = 500  # differences with a full description; others have one line
 class _Difference(Struct, array_like=True):
     """A message that differs; `viewer_page/compare.js` takes the fields in this order."""
 
-    left: int  # number in the first trace; `right`: in the second; 0: missing there
+    left: int  # message number in the first trace; `right`: in the second; 0: missing there
     right: int
     text: str  # printable
     details: tuple[str, ...] = ()  # the full description; empty after the first `_MOST_IN_FULL`

@@ -49,9 +49,9 @@ class Situation(Struct, frozen=True, kw_only=True):
 class Standing(Struct, frozen=True, kw_only=True):
     """The state of a conversation with the host."""
 
-    situation: Situation | None  # `None`: it is not about a game
+    situation: Situation | None  # `None`: the conversation is not about a game
     rounds: int = 0  # the model's replies since the message about the game
-    settled: bool = False  # whether the host wants the answer, or a call has failed
+    settled: bool = False  # whether a user message or a failed tool call came since: the answer is due
 
 
 def read_standing(request: ChatRequest) -> Standing:

@@ -25,7 +25,7 @@ from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, LogLevel, LogLine
 from grue.tracing.message_words import info, log_lines, problem
 
-MESSAGE_LIMIT = 2000  # characters of an event's text; its fields hold the whole text
+MESSAGE_LIMIT = 2000  # characters of an event's text; long texts stand uncut in the event's fields
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -114,7 +114,7 @@ class _TurnLines:
 
     def _of_calls(self, body: object) -> Iterator[LogLine]:
         match body:
-            case m.CompletionReceived(tool_calls=calls) if calls:  # a server's request (sampling) gets none
+            case m.CompletionReceived(tool_calls=calls) if calls:  # a reply to a server (sampling) has none
                 self._broken_by = None
                 self._calls = {call.call_id: call for call in map(named_call, calls)}
             case m.ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):
@@ -204,7 +204,7 @@ class _TurnLines:
 
 
 class EventFeed:
-    """Turn the envelopes of one episode into its events. A host's fact may replace `episode_id`."""
+    """Turn the envelopes of one episode into its events. `episode_id` is used until a fact names another."""
 
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id

@@ -55,7 +55,7 @@ class Consumer(Protocol):
 
 
 class OutboxStatistics(Struct, frozen=True, kw_only=True):
-    """Numbers of envelopes put into the queue (`taken`), dropped and now `waiting`, and of failed calls."""
+    """Numbers of envelopes put into the queue (`taken`), dropped and now `waiting`, and of exceptions."""
 
     taken: int
     dropped: int

@@ -228,7 +228,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
     at: float  # seconds since the epoch
     turn: int
     subject: Subject
-    conversation: str = ""  # its id or, without one, the episode's
+    conversation: str = ""  # id of the conversation that the turn continues; else the episode's id
     asks: m.ModelAsked | None = None  # the model that the turn asks; `None` for an episode
 
 
@@ -335,7 +335,7 @@ _NO_TURN = (0, SpanId(0))
 
 
 class SpanFeed:
-    """Turn the envelopes of one episode into spans. A host's fact may replace `episode_id`."""
+    """Turn the envelopes of one episode into spans. `episode_id` is used until a fact names another."""
 
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id
