@@ -1,4 +1,4 @@
-"""The approval actor asks about tool calls. Meanwhile the agent can notice its deadline."""
+"""The approval actor waits for the decision about tool calls, so that the agent can notice its deadline."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias

@@ -75,7 +75,7 @@ class Asking:
             self._retry = replace(self._retry, max_retries=0)
         self._price = endpoint.price
         self._thoughts: ThoughtSplitter
-        self.unreported = self._lost  # an estimate, reported on failure or cancellation
+        self.unreported = self._lost  # the estimated cost so far, reported on failure or cancellation
 
     def take_back(self) -> None:
         """If text of the reply has been streamed, tell readers of the trace to discard it."""
@@ -397,8 +397,8 @@ class _Asked(Struct):
 class LlmActor(Actor[m.LlmCommand]):
     """Requests completions one at a time, from an endpoint or from one of its fallbacks."""
 
-    # `endpoint.chain` has the fallbacks, too; the one to ask first is `begins`, or else the first that may be
-    # asked. Without `lent`, the turn's conversation ends with the turn.
+    # `endpoint.chain` has the fallbacks, too; `begins` is asked first, or else what `LlmEndpoint.first`
+    # chooses. Without `lent`, the turn's conversation ends with the turn.
 
     def __init__(
         self,

@@ -188,10 +188,7 @@ class SessionActor(Actor[m.SessionCommand]):
             await self._report(closed, cause)
 
     async def _serve(self, connection: ToolConnection) -> int | None:
-        """Make the calls of batches until a `CloseSession`; return that message's number.
-
-        `None`: the mailbox was closed first.
-        """
+        """Make calls until a `CloseSession`; return its number, or `None` if the mailbox was closed first."""
         async for envelope in self.mailbox:
             match envelope.body:
                 case m.CallTools():

@@ -100,10 +100,7 @@ class Gate:
         self._thread = thread
 
     def end(self) -> None:
-        """Close the proxy and its connections, and wait up to 10 s for the gate's thread.
-
-        A second call does nothing.
-        """
+        """Close the proxy and its connections; wait up to 10 s for the thread. A second call does nothing."""
         with self._changed:
             if self._ended:
                 return
@@ -415,7 +412,7 @@ class Gate:
 
 
 def _needs_its_own_entry(host: str, address: str) -> bool:
-    """Return whether `address` is private, so that a box must list it itself; `localhost` is exempt."""
+    """Return whether `address` is private, so that a box must list the address; `localhost` is exempt."""
     return _is_private(address) and not (host.lower() in _LOOPBACK_NAMES and is_loopback(address))
 
 

@@ -220,10 +220,7 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Have the kernel report the system calls `calls` of this thread, and of the processes that it starts.
-
-    Return the descriptor of the listener that gets the reports.
-    """
+    """Have the kernel report `calls` of this thread and its processes; return the listener's descriptor."""
     _must(_libc().prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     return _install_code(calls_program(known_machine(), calls), listens=True)
 

@@ -1,7 +1,7 @@
 """Start a program in its box: check what can be enforced, confine a thread, start the program from it.
 
-Each start has its own thread, because a program inherits its box from the thread that starts it. In a program
-with threads, Python code that confines the child between `fork` and `exec` would not be safe.
+Each start has its own thread, because a program inherits its box from the thread that starts it. Python code
+that confines the child between `fork` and `exec` would not be safe while grue has other threads.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ class Boxed:
             if limit is not None:
                 _lower(pid, which, limit * unit)
         if box.cpu_s is not None:
-            # At the lower limit the kernel sends SIGXCPU, which says why the program ends; then SIGKILL.
+            # At the soft limit the kernel sends SIGXCPU, which says why the program ends; then SIGKILL.
             _lower(pid, resource.RLIMIT_CPU, box.cpu_s, box.cpu_s + 1)
         if box.processes is not None and sys.platform == "linux":
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
@@ -226,7 +226,7 @@ def _unlocked(name: str, folder: int) -> int:
 
 
 class Watching(Sandbox, frozen=True, kw_only=True):
-    """A box that limits nothing and records what the program does. For it, `boxed` calls its `start`."""
+    """A box that limits nothing and records what the program does. For it, `boxed` returns `start(...)`."""
 
     start: Callable[..., Boxed]
 
@@ -236,7 +236,7 @@ def boxed(box: Sandbox, *, cwd: str | None, scratch: str | None = None, **start:
 
     If this machine cannot enforce all of the box, raise `SandboxError`, or warn if the box is not `required`.
     """
-    folder = str(Path(cwd or "").absolute())  # an absolute `cwd` can be used although grue's own was deleted
+    folder = str(Path(cwd or "").absolute())  # an absolute `cwd` works even if grue's own was deleted
     if isinstance(box, Watching):
         return box.start(cwd=folder, scratch=scratch, **start)
     missing = missing_for(box)
@@ -346,8 +346,8 @@ class ConfinedThread(Generic[Started]):
         except RuntimeError as full:  # no further thread can be started
             self._runs.release()
             raise _no_thread(full) from full
-        # A call in `start` may wait for the listener's answer. `serve` runs in the caller's thread, since a
-        # thread that the confined thread starts would be confined, too.
+        # A system call in `start` may wait for the listener's answer. Call `serve` in this thread: if `serve`
+        # started its thread from the confined one, that thread would be confined, too.
         if serve is not None:
             listener = self._listener.get()
             if listener is not None:
@@ -396,8 +396,8 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # `Boxed.run` passes a function that makes the rules for the next program in advance. If that fails,
-        # that program's start makes them, or raises.
+        # `Boxed.run` passes `_make_ahead`, which makes rules for the next start. If it fails, the next start
+        # makes them, or raises.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 

@@ -56,9 +56,8 @@ class Watch:
     def proposal(self, *, cwd: str) -> Sandbox:
         """Return a narrow box for what was recorded. It does not open the folders of `left_out()` as a whole.
 
-        If the program read or started at least six files of a folder, or any file in a folder of packages
-        such as `node_modules`, the box opens the whole folder, unless it is too wide. `cwd` is written as
-        `.`.
+        If the program read or started six or more files of a folder, or any file in a folder of packages such
+        as `node_modules`, the box opens the whole folder, unless it is too wide. `cwd` is written as `.`.
         """
         written = self._reduced([path for path in self.written if not self._is_open(path, WRITE_FILE)])
         read = [

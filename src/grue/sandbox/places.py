@@ -231,7 +231,7 @@ def _environment(root: str, changeable: Sequence[str]) -> list[str]:
     for line in _text(f"{root}/pyvenv.cfg"):
         key, _, value = line.partition("=")
         if key.strip() == "home" and value.strip().startswith("/"):
-            # The program may have written this line.
+            # The program may have written this line, so open only the libraries of an interpreter.
             found += _libraries(f"{real_path(value.strip())}/python3")
     for version in _listed(f"{root}/lib"):
         folder = f"{root}/lib/{version}/site-packages"

@@ -39,7 +39,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...] = ()) -> str:
-    """Return a box as a Seatbelt profile, described by `words`. `SCRATCH` is the scratch folder in `places`.
+    """Return a box as a Seatbelt profile, described by `words`. `places` was made with `scratch=SCRATCH`.
 
     `hidden`: absolute paths that stay closed inside opened folders. `SandboxError`: the box lists a host
     other than this machine, or a path has an unprintable character; a profile cannot express these.

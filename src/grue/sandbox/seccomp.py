@@ -179,7 +179,7 @@ def program(here: Machine, wanted: Wanted) -> bytes:
 
 
 def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Return BPF code that finds the last row with a number up to the system call's, and runs the row's code.
+    """Return BPF code that finds the last row whose number is not above the system call's, and runs its code.
 
     The search is binary, so that a box starts fast: the kernel runs a new filter once for each possible call.
     """

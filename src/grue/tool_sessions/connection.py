@@ -95,7 +95,7 @@ class ToolConnection(Protocol):
     async def open(self, timeout_s: float) -> Listing:
         """Agree on a protocol version and list the tools; raises `ServerFailed`.
 
-        `timeout_s` counts from the call of `__aenter__`, without its wait at the gate (`server_gate.py`).
+        `timeout_s` counts from `__aenter__`, without its wait for `server_gate()` and the import of the SDK.
 
         Source: R13.3
         """

@@ -34,7 +34,7 @@ class WireFault(Struct, frozen=True):
     """A failed exchange at the transport level."""
 
     cause: str  # in one clause without secrets or control characters
-    ends_session: bool  # whether every later exchange would fail too
+    ends_session: bool  # whether later exchanges would probably fail, too
     remedy: str | None = None  # `None`: the usual advice for the `ServerPhase` that failed
     needs_login: bool = False  # whether a person has to log in first
 

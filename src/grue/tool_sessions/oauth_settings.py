@@ -40,7 +40,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
         grant: `authorization_code`: a person runs `grue login SERVER` once, then grue refreshes the token by
             itself. `client_credentials`: no person is needed. `identity_assertion`: grue exchanges a person's
             token from an identity provider for a token of the server.
-        client_id: The client's id at the authorization server; `None`: the client is not registered yet.
+        client_id: The client's id at the authorization server; `None`: grue registers itself.
         private_key: A key in the PEM format, in place of a `client_secret`, for `client_credentials`.
         signing_algorithm: How the private key signs, such as `RS256` or `ES256`.
         secret_method: How the client's secret is sent to the authorization server.

@@ -68,7 +68,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 
 
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of variables that seem to hold a secret, or have the value of grue's key in `host`."""
+    """Return the names of variables that seem to hold a secret, or that `own_keys` returns."""
     ours = own_keys(environment, host)
     names = (name for name in environment if name in ours or looks_secret(name))
     return tuple(sorted(name for name in names if environment[name].strip()))

@@ -262,7 +262,7 @@ class SessionPool:
 
     async def _wait_for_room(self, starting: PooledConnection) -> None:
         """Wait until all processes from three or more turns before the turn of `starting` have ended."""
-        # Cancelled turns do not wait for older processes, which could pile up here in a series of such turns.
+        # Cancelled turns do not wait for older processes. Without this wait, those of many turns may pile up.
         while old := [each for each in self._leaving if self._is_too_old(each, starting)]:
             await old[0].gone.wait()
 

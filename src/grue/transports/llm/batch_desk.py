@@ -6,7 +6,7 @@ A file of requests goes through these states. `sending` is stored in the folder 
                   │ the process was killed, or the provider neither accepted nor refused the file:
                   │ look for the batch at the provider, and send the file only if there is no batch
 
-A file is unsent again if the provider refuses to make a batch of it, or has no room for it beside others.
+A file is unsent again if the provider refuses to make a batch of it, or has no room for another batch.
 """
 
 import codecs
@@ -38,11 +38,11 @@ from grue.transports.llm.exchange import Answered, Upload
 T = TypeVar("T")
 
 _MOST_LINE = 64 * 2**20
-_READS = 3  # readings of damaged or incomplete results, before a request without a result counts as failed
+_READS = 3  # readings of damaged results, or of results that lack some although the batch has not ended early
 _MOST_PAGES = 1000
 
 _SKEW_S = 600.0  # how much the provider's clock may differ from this machine's clock
-_QUEUE_FULL = r"enqueued token limit"  # OpenAI has no room beside the batches that are under way
+_QUEUE_FULL = r"enqueued token limit"  # in OpenAI's reason if it has no room beside other batches
 _BOUNDARY = b"grue-batch-file"
 
 

@@ -3,7 +3,7 @@
     DIR/batch.json               which model the requests are for
     DIR/lock                     held by the one process that works here
     DIR/turns/000001.jsonl       the trace of a turn
-    DIR/requests/0001.jsonl      one request a line, in the provider's format; full or sent files do not grow
+    DIR/requests/0001.jsonl      one request a line, in the provider's format; a closed file never grows
     DIR/submissions/0001.json    whether requests/0001.jsonl was sent: written before sending, then updated
     DIR/replies/0001.jsonl       the result of each of these requests: written when their batch has ended
 

@@ -75,7 +75,7 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
 
 
 def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
-    """Raise `MCPConfigError` if there is no `key` and the endpoint needs one. `otherwise` ends its text."""
+    """Raise `MCPConfigError` (with `otherwise` in its text) if the endpoint needs a key and `key` is none."""
     if not key and needs_key(base_url):
         names, shown_url = " or ".join(key_names(base_url)), wire_profile.shown_endpoint(base_url)
         raise MCPConfigError(f"There is no key for {shown_url}: set {names} in the environment{otherwise}.")
@@ -584,7 +584,7 @@ class LlmEndpoint:
     def adapt_to_error(self, fault: Fault, followed: wire_profile.WireProfile | None = None) -> bool:
         """Adapt the profile to an error of the endpoint; return whether to retry with the new profile.
 
-        `followed` is the profile of the failed request. Another conversation may have changed ours since.
+        `followed`: the profile of the failed request. Another conversation may have changed `profile` since.
         """
         if profiles.adapt_profile(followed or self.profile, fault.status, fault.message) is None:
             return False
@@ -665,7 +665,7 @@ def _usable_url(base_url: str) -> httpx.URL:
     text = base_url.strip()
     try:
         url, in_range = httpx.URL(text), urlsplit(text).port != 0
-        host = url.host  # raises if it begins with `xn--` and no name has this form
+        host = url.host  # raises if the host is no valid `xn--` name
     except (httpx.InvalidURL, ValueError):
         # `from None`, because the original error may quote part of a password.
         raise MCPConfigError("The base URL cannot be read: check its host and its port.") from None

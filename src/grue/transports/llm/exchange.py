@@ -252,7 +252,7 @@ class Connection:
 class _Connecting:
     """Limits the time of a whole connect: name lookup, TCP, proxy and TLS. httpx limits each step alone.
 
-    `scope` is for sending the request. `opened` is the TCP stream while the connect goes on.
+    Send the request inside `scope`. `opened` is the TCP stream while the connect goes on.
     """
 
     def __init__(self, request: httpx.Request, limit_s: float, on_sent: Callable[[], None] | None) -> None:
@@ -407,7 +407,7 @@ MAX_BODY_BYTES = 8 * 2**20  # the most for a body without events, and for one th
 LONG_BYTES = 256 * 2**10  # a longer reply is decoded in a worker thread
 _SLICE_BYTES = 8 * 2**10  # decoded without a pause for other tasks
 _HEAD_BYTES = 256  # how much of a body is searched for the beginning of a JSON object
-_MOST_OF_REFUSAL = 2**20  # read of an error's body, whose message is at the beginning
+_MOST_OF_REFUSAL = 2**20  # no more of an error's body is read: its message is at the beginning
 _REFUSAL_TIMEOUT_S = 10.0
 _UPLOADED_BYTES = 256 * 2**10
 _CLOSE_TIMEOUT_S = 1.0
@@ -561,7 +561,7 @@ async def _received(
 
 
 async def refusal(reply: HttpReply) -> Answered:
-    """Return a reply that is not a completion. Its body is cut after about 1 MiB, 10 s or a fault."""
+    """Return a reply that is not a completion. Its body is cut after about 1 MiB, 10 s or an error."""
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
         try:
@@ -753,7 +753,7 @@ def _joined(deltas: list[Delta]) -> list[Delta]:
 
 
 def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
-    """Return the fault for an exchange that ended with `error`; its time limit was `timeout_s`."""
+    """Return the fault for an exchange that ended with `error`. `timeout_s`: the exchange's limit."""
     match error:
         case ExchangeError(kind="unreachable"):
             return Fault(kind="unreachable", message=f"cannot connect: {error}")
@@ -765,7 +765,7 @@ def fault_of(error: TimeoutError | ExchangeError, timeout_s: float) -> Fault:
             return Fault(kind="timed_out", message=f"no complete reply within {timeout_s:g} s", used_up=True)
 
 
-_Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked where a fleet's broker reads what a worker sends
+_Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked when a fleet's broker decodes a worker's message
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP (its wire).
 
-A process is spawned before the SDK is imported, so that the server starts during the import. The error of a
-failed start or call is one exception with the root cause in its text, and not one of the SDK or a group.
+A process is spawned before the SDK is imported, so that the server starts during the import. If a start or a
+call fails, the SDK's exception or group of exceptions becomes one of grue, with the root cause in its text.
 """
 
 import time
@@ -362,7 +362,7 @@ class McpClient:
         )
 
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools that options and tool lock allow, and check calls by their schemas from now on."""
+        """Return the tools that options and tool lock allow, and check calls and results by their schemas."""
         tools = in_its_box(self._server, self._server.options.select(listed, self._notify))
         pinning = self._options.pinning
         if pinning is not None:

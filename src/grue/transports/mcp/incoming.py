@@ -55,7 +55,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
     """Do the same as `read_message`, for a line of any length, without blocking the event loop."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
-    # Most of the work is Python code, during which the interpreter switches threads.
+    # A thread helps: most of the work is Python code, during which the interpreter switches threads.
     value = await aside(_decode_partly if values_in(line) > MAX_VALUES else _decode, without_mark(line))
     return _message_of(value)
 
@@ -191,7 +191,7 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode a tool result (large parts stay JSON text) or an error; refuse other answers; else `None`."""
+    """Decode an answer: a tool result keeps large parts as JSON text, others become errors; else `None`."""
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):

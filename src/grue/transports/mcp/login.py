@@ -152,7 +152,7 @@ def log_in(
 
 async def _log_in(server: HttpServer, person: Person, scope: str | None) -> TokenRecord:
     store = token_store(server)
-    # If the keyring or the folder cannot be used, these raise before anybody logs in.
+    # Find out before anybody logs in whether the keyring or the folder can be used.
     await call_in_daemon_thread(store.load)
     async with store.locked():
         pass

@@ -1,7 +1,7 @@
 """Obtains the tokens of one server, and renews a token when it expires or is refused.
 
 The SDK's OAuth providers know the protocol. A provider's generator yields requests, and `_drive` sends them,
-except the request to the MCP server, which is the transport's. A turn never asks a person: the fault says
+except the request to the MCP server, which the transport sends. A turn never asks a person: the fault says
 which command to run. The SDK's errors may quote an answer with tokens, so their texts are shown only
 redacted, and without a quoted answer.
 """
@@ -279,7 +279,7 @@ class Authorizer:
     async def renew(self, used: str, refusal: httpx2.Response | None = None) -> str:
         """Return another token than `used` (empty: the request had none); raises `AuthorizationRefused`.
 
-        `refusal` is that of `used`. Without it, `used` expires soon, and is returned if it cannot be renewed.
+        `refusal`: the server's refusal of `used`. `None`: `used` expires soon; return it if renewing fails.
         """
         # Take two locks: tasks that share this object wait for the first, all others for the file's lock.
         async with self._lock, self.store.locked():
@@ -373,7 +373,7 @@ class Authorizer:
         context, tokens = provider.context, provider.context.current_tokens
         if tokens is None:
             raise faults.authorization_failed("the authorization server issued no token")
-        # A configured client has its secret in the environment, which no file needs to repeat.
+        # The secret of a configured client is in the settings, so no file needs to repeat it.
         registered = self._auth.grant == "authorization_code" and self._auth.client_id is None
         issuer = str(context.oauth_metadata.issuer) if context.oauth_metadata else ""
         record = _record(self._server.url, tokens, issuer)

@@ -106,7 +106,7 @@ class Link:
         # Pass `None`, not `exc_info`: the session's task group would wrap the exception in an ExceptionGroup.
         await self._subscriptions.__aexit__(None, None, None)
         if self._free_slots.value == _MAX_CONCURRENT:
-            # Nothing more is sent, so let the server's process exit while the session is closed here.
+            # grue owes the server no answer, so let its process exit while the session is closed here.
             self.stream.end_input()
         with library_logs_to(self._library_logged):
             await self._session.__aexit__(None, None, None)
@@ -222,7 +222,7 @@ class Link:
                     raise
                 await self._session.discover()
             except RuntimeError as unusable:
-                # An error that ends with the newest revision: the server has chosen it, without a handshake.
+                # The SDK's text ends with the revision that the server chose. The newest has no handshake.
                 if not str(unusable).endswith(_NEWEST):
                     raise
                 await self._session.discover()
@@ -487,7 +487,7 @@ _NAME_CHARS = 80
 
 
 class ParamHeaders:
-    """Makes the HTTP headers (`x-mcp-header`) that servers want, and by which load balancers route."""
+    """Makes HTTP headers of arguments, for load balancers, where a tool's schema has `x-mcp-header`."""
 
     def __init__(self, notify: server_requests.Notify) -> None:
         self._notify = notify

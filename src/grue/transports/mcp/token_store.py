@@ -76,8 +76,8 @@ _EARLY_S = 30.0  # renew a token so long before its end, or a quarter of its lif
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
     """The stored login for one server. Times are in seconds since the epoch by this machine's clock.
 
-    `access_token` is empty if the authorization server has refused the refresh token. `client`: the
-    registration of a login. `metadata` describes the authorization server, `resource` the MCP server.
+    `access_token` is empty if the refresh token was refused. `client`: grue's registration at a login, if the
+    settings name no client. `metadata` describes the authorization server, `resource` the MCP server.
     """
 
     url: str
