@@ -29,7 +29,7 @@ _ELSEWHERE = {
     "cmd": "command",
 }
 """Keywords of other frameworks, and grue's names for them."""
-_OWNERS: dict[str, Collection[str]] = {}  # the name of each public class, and the keywords that it accepts
+_OWNERS: dict[str, Collection[str]] = {}  # the keywords that classes accept, by the class's name
 
 
 class OwnKeywords(StructMeta):
@@ -159,7 +159,7 @@ def _fault(settings: Struct, name: str, value: object, above_0: bool | None, *, 
     try:
         # msgspec refuses values of a subclass of float, such as `numpy.float64`, and paths.
         known = float(value) if isinstance(value, float) else value
-        as_text = getattr(type(known), "__fspath__", None)  # a path; `os` is not imported below `protocol/`
+        as_text = getattr(type(known), "__fspath__", None)  # no `os.fspath`: `protocol/` must not import `os`
         read = msgspec.convert(known if as_text is None else as_text(known), declared)
     except (msgspec.ValidationError, TypeError) as error:
         fault, _, place = str(error).partition(" - at `")
@@ -188,7 +188,7 @@ def _fault(settings: Struct, name: str, value: object, above_0: bool | None, *, 
 
 
 def _number_fault(value: object, declared: Any, above_0: bool | None) -> str:
-    """Return what is wrong with a number; empty: nothing is. `above_0` is `None` if any number will do."""
+    """Return what is wrong with a number; empty: it is usable. `above_0` is `None` if any number will do."""
     if not isinstance(value, int | float) or above_0 is None or is_usable(value, above_0=above_0):
         return ""
     limit = " above 0" if above_0 else ", 0 or more"

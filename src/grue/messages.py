@@ -420,7 +420,7 @@ class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         length: How many entries were added so far, replaced ones included. A `Rewritten` counts as one, too.
-        digest: The SHA-256 of all these entries that `Ledger` computes; empty if there were no entries.
+        digest: Their SHA-256, as `Ledger` in `context/history.py` computes it; empty if there are no entries.
         file: The file that the conversation is appended to; empty: no file.
     """
 
@@ -471,8 +471,9 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
     """The failure of a completion, or of one try that is followed by another (`CompletionRetried`).
 
     Attributes:
-        kind: `refused`: a retry would not help (key, credit, model). `invalid_reply`: the reply cannot be
-            parsed. `damaged`: an event of the stream is garbled, lost or out of order.
+        kind: `refused`: a retry would not help (key, credit, model). `unavailable`: it may help. `timed_out`,
+            `unreachable`: no reply or no connection in time. `invalid_reply`: the reply cannot be parsed.
+            `damaged`: an event of the stream is garbled, lost or out of order.
         endpoint: Base URL without credentials.
         status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
@@ -732,7 +733,7 @@ class RequestCompletion(ToLlm, frozen=True, kw_only=True):
         request: One-based number of the request in its turn; sampling requests are numbered apart.
         stream: Record the reply's text piece by piece, as it arrives (`TextDelta`).
         aside: Ask with a copy of the conversation; the conversation itself does not change. The copy leaves
-            out the last reply, if its tool calls have no answers yet.
+            out a last reply that no request has followed yet.
         clears: The agent can shorten the history. So before the LLM actor reports that the request is too
             long, it tries only a lower token limit for the reply or, at status 413, fewer images and files.
         presumed: The request offers tools that no server has listed yet in this turn. The agent may drop the
@@ -792,7 +793,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
             contained a secret, which the tokens' ids would reveal.
     """
 
-    also_hidden: ClassVar[tuple[str, ...]] = ("tokens",)
+    also_hidden: ClassVar[tuple[str, ...]] = ("tokens",)  # `None` in the trace if the message has a secret
 
     request: int
     content: str | None = None
@@ -1620,7 +1621,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
         summaries: Summaries requested so far.
         overflowed: Whether the one retry of a request that was too long has been used.
         window: The model's context window in tokens; `None`: not known.
-        refers: A result was given to the model with a handle for `read_result`.
+        refers: The model is offered `read_result`.
         searching: The model is offered `find_tools` and `call_tool`.
     """
 
@@ -1798,7 +1799,7 @@ if TYPE_CHECKING:
     AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
 else:
     _BASES = (Message, ToSession, ToLlm, TurnNote, SessionNote, LlmNote)
-    # Collect the classes above: a trace with a message of a class that a list missed would not load.
+    # Collect the classes above: if a written list lacked one, traces with its messages would not load.
     AnyMessage = Union[  # noqa: UP007 - made of a list
         tuple(
             kind

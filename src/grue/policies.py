@@ -444,7 +444,7 @@ class Batching(Struct, frozen=True, kw_only=True):
 
 
 TURN_TIMEOUT_S = 1800.0
-"""Default of `turn_timeout_s`: more than the default retries at a silent endpoint take (about 750 s)."""
+"""Default of `turn_timeout_s`: more than six tries of 120 s and their backoff take (see `RetryPolicy`)."""
 
 
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")

@@ -91,9 +91,9 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
     """Return the next state and the commands, in order; `IllegalEvent` if the event cannot happen here."""
     match state, event:
         case s.Idle(), m.RunTurn():
-            return sessions.begin(event)  # check the model, or open the sessions (rule 8)
+            return sessions.begin(event)  # check the model, open the sessions, or ask (rule 8)
         case _, m.ToolsPresumed() if not isinstance(state, s.Idle):
-            return sessions.presume(state, event)  # ask the model early, with the presumed tools (rule 10)
+            return sessions.presume(state, event)  # ask early, if that is allowed (rule 10)
         case s.AwaitingSupport() | s.AwaitingSessions(asking=True), m.ToolSupportChecked():
             # the check has shown whether the model can call tools (rule 8)
             return sessions.supported(state) if event.supported else sessions.unsupported(state, event)
@@ -125,9 +125,9 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.AwaitingApproval(), m.CallsDecided():
             return tools.decide(state, event)  # a person has decided about calls (rule 2)
         case s.AwaitingApproval(), m.ApprovalPostponed():
-            return tools.park(state, event)  # no person decides now, so park the turn (rule 2)
+            return tools.park(state, event)  # no person decides now: park the turn (`turn/tools.py`)
         case _, m.CallsDecided() if not isinstance(state, s.Idle):
-            return state, tools.ignore(event)  # the person's decisions come too late (rule 2)
+            return state, tools.ignore(event)  # the decisions come too late (`turn/tools.py`)
         case s.AwaitingTools(), (m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied()) if (
             state.waits_for(event.batch, event.call_id)
         ):

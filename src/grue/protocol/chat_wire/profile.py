@@ -78,6 +78,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         call_ids: A pattern that the ids of tool calls must match; others are replaced. Empty: any id will do.
         signs_calls: The endpoint refuses a tool call without its signature. If a reply came from elsewhere,
             its first call gets a text that Google accepts instead. Only in chat completions.
+        streams: Whether the endpoint can stream a reply. With `must_stream` it can do nothing else.
         lists_parameters: Whether the endpoint's model list names each model's parameters and kinds of input.
         reports_cost: Whether replies state their cost; `unknown`: the first reply will show it.
         images: Whether the endpoint accepts images. `True` for an unknown endpoint, until it refuses one.

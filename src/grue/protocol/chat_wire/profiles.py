@@ -97,7 +97,7 @@ OPENAI_CHAT = _like_openai(
     call_ids=r".{1,40}",
 )
 
-# Some of OpenAI's models accept tools only on /responses.
+# The first choice for OpenAI: some of its models accept tools only on /responses.
 OPENAI = replace(
     GENERIC_RESPONSES,
     name="openai",

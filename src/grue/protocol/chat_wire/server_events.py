@@ -40,7 +40,7 @@ class ServerEvent(Struct, frozen=True):
 
     @property
     def object(self) -> m.JsonObject:
-        """The data as a JSON object, empty for blank data and `[DONE]`; other data raises `DamagedStream`."""
+        """The data as a JSON object, empty for blank data and `[DONE]`. `DamagedStream`: it is not one."""
         if self.text.strip() in ("", "[DONE]"):
             return {}
         try:

@@ -37,7 +37,7 @@ NAMELESS = "unnamed"
 
 MAX_CALLS = 10_000  # a reply with more tool calls, content blocks or output items is invalid
 UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
-"""Exceptions that extreme texts and numbers cause. Callers catch them, so that no reply ends an actor."""
+"""Exceptions that extreme texts and numbers in a reply cause. They are caught: no reply may end an actor."""
 
 LENGTH = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
 """Finish reasons of a reply that was cut at its length limit."""
@@ -68,7 +68,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     Attributes:
         tool_calls: Calls with canonical names, ids that are unique in the turn, and arguments as text.
         refusal: The model's or the provider's text, if the endpoint marks the reply as a refusal to answer.
-        finish_reason: Why the reply ended, in the terms of chat completions where these have one for it.
+        finish_reason: Why the reply ended: the word of chat completions, if they have one, or the endpoint's.
         cut: Whether the reply ended at its length limit.
         stopped: Why the endpoint stopped the reply early, other than for its length; empty if it did not. The
             text of a stopped reply is the part that had arrived, and its calls are left out.
@@ -549,7 +549,8 @@ def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition
 def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
     """Return a request's `own` fields and those of `extra`.
 
-    If both have a field, that of `extra` counts. But objects are joined, unless it is empty or has a `type`.
+    If both have a field, that of `extra` counts. But if both are objects, they are joined, unless that of
+    `extra` is empty or has a `type`.
     """
     return {**own, **{name: _joined(own.get(name), value) for name, value in extra.items()}}
 

@@ -240,7 +240,7 @@ def stub_of(
     plain: bool = False,
     handle: str = "",
 ) -> str:
-    """Return the text in place of a cleared result; `handle`: the model can read it by `read_result`."""
+    """Return the text in place of a cleared result; `handle`: what `read_result` finds it by."""
     if handle:
         return READ_AGAIN.format(handle=handle)
     definition = offered.get(tool)

@@ -75,7 +75,7 @@ class Ledger:
         self.digest = hashlib.sha256(self.digest.encode() + line).hexdigest()
 
     def branch(self) -> Ledger:
-        """Return a ledger with the same entries that does not save further entries."""
+        """Return a ledger of the same entries that saves nothing."""
         other = Ledger()
         other.length, other.digest = self.length, self.digest
         return other

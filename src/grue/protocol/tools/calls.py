@@ -8,7 +8,8 @@
 - A call that an earlier process has sent (`ServerCall.task`) is not sent again. If the server has died or no
   longer knows the task, the answer to the call says that the call may have taken effect.
 - A call that is refused before it is sent, for instance because its arguments do not match the tool's schema,
-  or because the tool has changed since the call was allowed, is settled as skipped, and the batch goes on.
+  or because the tool has changed since the call was allowed, is settled by a `ToolSkipped` that is `refused`,
+  and the batch goes on.
 - Every call gets exactly one settlement.
 - If the server's tools have changed, they are listed again before the next call, and before the settlement of
   a batch's last call is reported: after that the turn may ask the model again, with the new tools.
@@ -37,7 +38,7 @@ from grue.protocol.tools.results import MediaRoom
 _LONGEST_NAME = 200
 _MOST_MEANT = 3
 _MOST_GUESSED = 20
-"""After so many rejected calls of a reply, no similar tool name is looked for: each takes a millisecond."""
+"""After so many rejected calls of a reply, no similar tool name is looked for: it takes a millisecond."""
 
 _ALIKE = 0.8
 Records: TypeAlias = tuple[m.ToolCallRecord, ...]

@@ -55,7 +55,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def split_known(name: str, servers: Iterable[str]) -> tuple[str, str] | None:
-    """Split a canonical name into server and tool; the longest of `servers` that fits counts; else `None`."""
+    """Split a canonical name into server (the longest of `servers` that fits) and tool; `None`: none fits."""
     server = max((each for each in servers if name.startswith(f"{each}.")), key=len, default=None)
     return None if server is None else (server, name[len(server) + 1 :])
 

@@ -133,7 +133,7 @@ def question_about(
     *,
     show_schema: bool = True,
 ) -> ApprovalQuestion:
-    """Return the question about a call. A host that modifies its arguments does not change the call."""
+    """Return the question about a call. It has its own copy of the arguments, which the host may modify."""
     return ApprovalQuestion(
         call_id=call_id,
         name=tool.name,

@@ -197,6 +197,7 @@ def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
     """Replace the conversation by a summary, except its first entry, the turn's user text and last reply."""
     _, ledger = _kept(turn)
     items = [m.UserText(SUMMARY.format(summary=summary.strip()))]
+    # Otherwise the user text is in the first entry, or in the request that waits for the summary.
     if turn.run.earlier and turn.requests > turn.summaries:
         items += [item for item in turn.opening if isinstance(item, m.UserText)]
     sizes = tuple(ContextItem(tokens=ledger.item_of(item, {}).tokens) for item in items)
@@ -207,7 +208,7 @@ def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
 def _after_overflow(
     turn: Turn, overflow: ContextOverflow
 ) -> tuple[Turn, tuple[m.Cleared | m.Shortened, ...]]:
-    """Shorten the history after a refusal as too long. A request for a summary would be too long as well."""
+    """Shorten the history after a refusal as too long. To ask for a summary would be too long as well."""
     policy, ledger = _kept(turn)
     ledger = ledger.counted(overflow.prompt_tokens or 0)
     windows = [size for size in (overflow.window_tokens, turn.window) if size is not None]

@@ -46,7 +46,7 @@ from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-"""The names that the wire formats have for a reply's token limit. `extra_body` may set the limit too."""
+"""The wire formats' names for a reply's token limit. A limit that `extra_body` sets is never changed."""
 
 _MOST_ENDLESS = 2  # how many replies of one completion may run into their time limit
 _LEAST_OF_LIMIT = 4
@@ -158,10 +158,7 @@ class IllegalAttemptEvent(Exception):  # noqa: N818 - a bug in the caller, and n
 
 
 def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
-    """Return the next state and the commands, of which the last is `SendRequest` or `Finish`.
-
-    `IllegalAttemptEvent`: `state` is `Ended`, which no event follows.
-    """
+    """Return the next state and the commands, of which the last is `SendRequest` or `Finish`."""
     match state, event:
         case Sent(cut=None), ReplyRead(Reply(cut=True)):
             return _after_cut(state, event)

@@ -1,4 +1,4 @@
-"""The part of the turn's state machine that says where a parked or killed turn, or a fork, goes on.
+"""The part of the turn's state machine for turns that stop and go on: parked, killed or waiting, and forks.
 
 A fork gets the recorded events of the original turn again, up to the fork.
 """
@@ -124,7 +124,7 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 
 
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
-    """Return whether a turn can be forked at an event: its `commands` act, and nothing else is under way."""
+    """Return whether a turn can be forked at an event: one of `_ACTS` follows, and nothing is under way."""
     if isinstance(after, _NOT_ALL_REPORTED):
         return False
     if isinstance(before, s.AwaitingTools) and isinstance(after, s.AwaitingTools):

@@ -38,7 +38,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         iterations: Replies with tool calls so far, to requests that offered tools.
         requests: Requests so far; in a resumed turn also those that were `sampled` before it was parked.
         sampled: Finished requests of servers to the model (sampling), which `usage` counts too.
-        batches: The number of the last batch of tool calls. Notes about calls not sent use up a number too.
+        batches: The number of the last batch of tool calls, or of notes about calls that belong to no batch.
         records: The settled tool calls. Those of a reply are added when all are settled, or the turn ends.
         media_bytes: Decoded size of the images, audio and files attached so far, the user's included.
         forced: Why the final answer was forced; empty if it was not.
@@ -78,7 +78,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def resuming(self) -> m.Resumption | None:
-        """How the turn was resumed; `None`: it was not, or has made new calls since."""
+        """How the turn was resumed; `None`: it was not, or it has sent or answered calls since."""
         resumed = self.run.resumed
         return resumed if resumed is not None and resumed.parked.batches == self.batches else None
 
@@ -113,7 +113,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def offered(self) -> Tools:
-        """The tools that a request offers: while `searching`, only some. Sorted, except in old traces."""
+        """The tools that a request offers; while `searching`, only built-in ones and `ToolSearch.always`."""
         search = self.run.tool_search if self.searching else None
         shown = self.tools
         if search is not None:
