@@ -471,8 +471,8 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
     """The failure of a completion, or of one try that is followed by another (`CompletionRetried`).
 
     Attributes:
-        kind: `refused`: a retry would not help (key, credit, model). `unavailable`: it may help. `timed_out`,
-            `unreachable`: no reply or no connection in time. `invalid_reply`: the reply cannot be parsed.
+        kind: `refused`: a retry would not help (key, credit, model). `unavailable`: it may help. `timed_out`:
+            no whole reply in time. `unreachable`: no connection. `invalid_reply`: the reply cannot be parsed.
             `damaged`: an event of the stream is garbled, lost or out of order.
         endpoint: Base URL without credentials.
         status: HTTP status, if the endpoint replied.
@@ -793,7 +793,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
             contained a secret, which the tokens' ids would reveal.
     """
 
-    also_hidden: ClassVar[tuple[str, ...]] = ("tokens",)  # `None` in the trace if the message has a secret
+    also_hidden: ClassVar[tuple[str, ...]] = ("tokens",)  # set to `None` if a secret is replaced
 
     request: int
     content: str | None = None
@@ -1144,7 +1144,7 @@ class ToolSkipped(TurnNote, frozen=True, kw_only=True, omit_defaults=True):
     """session -> agent, or a note of the agent: this process did not send the call to its server.
 
     Attributes:
-        refused: The call itself was wrong, for example its arguments, and the model can correct the call.
+        refused: The tool does not accept the arguments, or has changed since the call was allowed.
     """
 
     batch: BatchId

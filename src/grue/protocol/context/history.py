@@ -256,10 +256,7 @@ class History:
 
 
 def _cleared(items: Items, shorter: dict[m.CallId, m.ToolMessage], texts: int) -> tuple[Items, int]:
-    """Replace results by those in `shorter`, and at most `texts` user texts.
-
-    Return the new items, and how many user texts may still be replaced.
-    """
+    """Replace results by those in `shorter`, and up to `texts` user texts; return the rest of `texts` too."""
     kept: list[m.ConversationItem] = []
     for item in items:
         if isinstance(item, m.ToolMessage):

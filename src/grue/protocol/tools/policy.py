@@ -84,7 +84,7 @@ def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
 def judge(
     policy: ToolPolicy, tools: Iterable[m.ToolDefinition], used: Mapping[str, int]
 ) -> tuple[tuple[Terms, ...], dict[str, int]]:
-    """Return the `Terms` of a call of each of these tools, and `used` with the calls that are not denied.
+    """Return the `Terms` of a call of each of these tools, and `used` with those not denied counted.
 
     `used`: for each tool that has a `max_calls`, its calls in this turn.
     """
@@ -203,7 +203,7 @@ UNMATCHED = ", which matches no tool"
 
 
 def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """Return the patterns that match no name: in a rule that denies, a misspelt pattern denies nothing.
+    """Return the patterns that match no name, for a warning: a misspelt pattern may leave a tool allowed.
 
     A pattern and its copy with the prefix `mcp.`, which an agent loop adds, count as one.
     """

@@ -208,7 +208,7 @@ def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
 def _after_overflow(
     turn: Turn, overflow: ContextOverflow
 ) -> tuple[Turn, tuple[m.Cleared | m.Shortened, ...]]:
-    """Shorten the history after a refusal as too long. To ask for a summary would be too long as well."""
+    """Shorten a history refused as too long, but ask for no summary: that request would be too long too."""
     policy, ledger = _kept(turn)
     ledger = ledger.counted(overflow.prompt_tokens or 0)
     windows = [size for size in (overflow.window_tokens, turn.window) if size is not None]

@@ -124,7 +124,7 @@ _ACTS = (m.RequestCompletion, m.CallTools, m.AskApproval, m.CheckAnswer)
 
 
 def can_fork_at(before: TurnState, after: TurnState, commands: Iterable[m.TurnCommand | m.TurnNote]) -> bool:
-    """Return whether a turn can be forked at an event: one of `_ACTS` follows, and nothing is under way."""
+    """Return whether a turn can be forked at an event: one of `_ACTS` follows it, and nothing else runs."""
     if isinstance(after, _NOT_ALL_REPORTED):
         return False
     if isinstance(before, s.AwaitingTools) and isinstance(after, s.AwaitingTools):

@@ -113,7 +113,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def offered(self) -> Tools:
-        """The tools that a request offers; while `searching`, only built-in ones and `ToolSearch.always`."""
+        """The tools that a request offers; while `searching`, only built-in and `ToolSearch.always` ones."""
         search = self.run.tool_search if self.searching else None
         shown = self.tools
         if search is not None:
@@ -357,7 +357,7 @@ class AwaitingClose(Struct, frozen=True):
 
 
 class Waiting(Struct, frozen=True):
-    """Waits for a later process, which gets the reply to a batch's `item`, and then goes on as `then`."""
+    """Waits for a later process, which gets the reply to a batch's request `item`, and goes on as `then`."""
 
     then: AwaitingCompletion | AwaitingSummary
     pending: Servers
@@ -438,7 +438,7 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
         iterations: Replies with tool calls so far, to requests that offered tools.
         requests: Requests of the turn so far, plus the finished requests of servers to the model (sampling).
         tool_calls: Tool calls settled so far.
-        usage: Tokens and cost of the ended ones among these requests.
+        usage: Tokens and cost of these requests, as far as they have ended.
         elapsed_s: Seconds since the turn was requested.
     """
 
