@@ -154,7 +154,7 @@ class Claims:
         return scope
 
     async def answer(self, id_: int, wanted: WantedRequest | None, scope: anyio.CancelScope) -> str:
-        """Wait until a request or (`None`) a server may start; return "", or the reason for a refusal."""
+        """Wait until `wanted` (`None`: a server process) may start; return "", or why it is refused."""
         given: Reservation | str | None = GONE
         with scope:
             if wanted is None:

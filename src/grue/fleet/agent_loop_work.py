@@ -32,7 +32,7 @@ class TalkCase(ProjectCase, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL (unless `offline`) and hashes of files to a case; raises `FleetError`."""
+    """Check a case, and add what `with_endpoint` adds; raises `FleetError`."""
     with usable_case("played"):
         case = msgspec.convert(settings, TalkCase)
         _servers(case)

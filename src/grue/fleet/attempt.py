@@ -46,7 +46,7 @@ class Task(Struct, frozen=True, kw_only=True):
     folder: Path
 
     def prepare(self) -> None:
-        """Import what `make` needs. Unlike `make`, this may change signal handlers, for example."""
+        """Import the code that `make` calls. A worker stays fit even if the import changes its process."""
         raise NotImplementedError
 
     def make(self) -> AttemptEnd:
@@ -80,7 +80,7 @@ def run_attempt(job: Job) -> AttemptEnd:
     # With `batch`, do not resume: the work would not repeat the requests that the stored replies answer.
     attempts = () if job.batch else reversed(folder.attempts())
     ends = ((path, folder.end_of(path)) for _, path in attempts if (path / TRACE).is_file())
-    # The last attempt with a trace that a cancellation or the end of its process has cut off.
+    # The last attempt that has a trace and was cut off by a cancellation or the end of its process.
     interrupted = next((path for path, end in ends if end is None or end.kind == "died"), None)
     attempt = folder.begin(job.case)
     episode = Episode(id=folder.id, folder=attempt, repetition=job.case.repetition, interrupted=interrupted)
@@ -232,8 +232,8 @@ def _answering_model(trace: Path) -> str:
 class Lost(Struct, frozen=True):
     """Why an attempt has no result from its worker."""
 
-    # `died`: killed, crashed or sent nonsense; `error`: the attempt could not be made or recorded; `unable`:
-    # no worker can be started, or the engine has failed
+    # `died`: the worker was killed, crashed or sent nonsense; `error`: the attempt could not be made or
+    # recorded; `unable`: no worker can be started, or the engine has failed
     kind: Literal["died", "timed_out", "cancelled", "error", "unable"]
     why: str = ""  # empty for `cancelled`
     after_s: float = 0.0  # the time limit that a timed-out attempt exceeded

@@ -275,7 +275,7 @@ class FleetBatches:
 
 
 class _Model:
-    """One model's waiting requests and its poll, apart from other models: their provider may be down."""
+    """The waiting requests to one model, with a poll of their own: other models' providers may be down."""
 
     def __init__(self, files: BatchFolder, endpoint: llm.LlmEndpoint, batching: Batching) -> None:
         self.files = files

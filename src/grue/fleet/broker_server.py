@@ -167,7 +167,7 @@ class BrokerLink:
         threading.Thread(target=self._read, name="grue fleet link", daemon=True).start()
 
     async def admit(self, wanted: WantedRequest | None = None) -> "Claim | str":
-        """Wait until a request or (`None`) a server may start; return a `Claim`, or why it is refused."""
+        """Wait until `wanted` (`None`: a server process) may start; return a `Claim`, or why it may not."""
         id_, answer = next(self._ids), Future[str]()
         with self._lock:
             if self._lost:

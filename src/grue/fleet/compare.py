@@ -125,7 +125,7 @@ class Options(Struct, frozen=True, kw_only=True):
     passing: float | None = None  # the worst score that passes; `None`: see `Passing.of`
     # settings whose equal values make groups of cases that depend on each other
     cluster: tuple[str, ...] = ()
-    margin: float | None = None  # the smallest loss that matters; `more_cases` is for it
+    margin: float | None = None  # the smallest loss that matters; becomes `Comparison.target`
 
     def __post_init__(self) -> None:
         check_settings(self, any_number=("failed_as", "passing"), above_0=("margin",))
@@ -142,7 +142,7 @@ class Side(Struct, frozen=True, kw_only=True):
     fleet: str = ""  # the folder of its fleet; empty: not known
     episodes: int
     failed: int  # compared episodes that have failed
-    missing: dict[str, int]  # episodes not compared: by outcome, `unscored`, `earlier` (of an earlier sweep)
+    missing: dict[str, int]  # episodes not compared, by reason: a key of `_MISSING`
     unpaired: int  # cases that the other side has not played
 
     @property
@@ -208,7 +208,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
-        """Return the findings, and the cases in which A and B differ (of 15 or more, those that differ most).
+        """Return the findings and the cases: all if there are fewer than 15, else those that differ most.
 
         `everything`: list all cases that differ. `commands`: add the commands that show their episodes.
         """
@@ -423,7 +423,7 @@ def _by_sign_test(better: int, worse: int, chance: float) -> Verdict:
 
 
 def _by_interval(found: Interval, target: float) -> tuple[Verdict, float, float | None]:
-    """Return the `verdict`, the `detectable`, and how many times as many further cases show `target`."""
+    """Return `verdict`, `detectable`, and how many further cases for each case would show `target`."""
     detectable = stats.smallest_detectable(found) if found.error else found.high - found.mean
     if found.low > 0 or found.high < 0:
         return "better" if found.low > 0 else "worse", detectable, None

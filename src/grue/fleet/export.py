@@ -356,7 +356,7 @@ class Exported(Struct, kw_only=True):
 
     rows: dict[str, int] = {}  # by table; for training, how many samples or trajectories
     without_trace: int = 0
-    left_out: int = 0  # replies without a sample: the trace lacks something
+    left_out: int = 0  # replies without a sample; the module's docstring says why
     damaged: int = 0
     troubles: list[str] = field(default_factory=list)  # of the first few damaged traces
 

@@ -1,7 +1,7 @@
 """Group the episodes of a fleet by what went wrong, most frequent first.
 
 The first kind in `failure_of` that fits counts. Episodes of a kind are in one group if their texts are the
-same apart from numbers, ids and quoted parts, of which the group's text shows the most frequent
+same apart from numbers, ids and quoted parts. Of these parts, the group's text shows the most frequent ones
 (`'a'|'b'|…`).
 """
 
@@ -63,7 +63,7 @@ class FailedEpisode(Struct, frozen=True, kw_only=True):
 
 
 class FailureGroup(Struct, frozen=True, kw_only=True):
-    """Episodes with the same failure, in the results' order. If texts differ, `text` has `'a'|'b'|…`."""
+    """Episodes with the same failure, in the results' order. Where texts differ, `text` has `'a'|'b'|…`."""
 
     kind: str
     text: str

@@ -120,7 +120,7 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
     turn: int
     # number of the first message, if a later turn in the trace has the number `turn` too
     at: int | None = None
-    outcome: str = ""  # its kind, `failed` or `parked`; empty: the trace lacks it
+    outcome: str = ""  # an `OutcomeKind`, `failed` or `parked`; empty: the trace lacks the turn's end
     answer: str = ""
     user: str = ""
     system: str = ""
@@ -199,7 +199,7 @@ def turns_in(folder: Path) -> Iterator[TurnToFork]:
 
 
 def _is_of_a_fork(trace: Path) -> bool:
-    """Return whether `fork_again` has written a trace: the searched folder may contain its fleet."""
+    """Return whether `fork_again` wrote a trace: `turns_in` may search a folder with a fleet of forks."""
     try:
         case = EpisodeFolder(trace.absolute().parent.parent).case
     except FleetError:

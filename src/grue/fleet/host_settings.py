@@ -61,8 +61,8 @@ def usable_case(done: str) -> Iterator[None]:
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL (unless `offline`) and hashes of files; raises `MCPConfigError`."""
-    # With other tables `[tool.grue]` and `[tool.zorkgpt]`, or another tool lock, a case is another episode.
+    """Add model, base URL (unless `offline`), `project` and `tool_lock`; may raise `MCPConfigError`."""
+    # The hashes `project` and `tool_lock` make another episode of a case if grue's tables or the lock change.
     completed = dict(settings)
     config, digest = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
     if settings.get("offline"):
@@ -84,7 +84,7 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def require_usable(base_url: str | None) -> None:
-    """Raise `MCPConfigError` for an unusable URL before it is written to disk: it may contain a password."""
+    """Raise `MCPConfigError` for an unusable URL, such as one with a password, before it gets on disk."""
     if base_url:
         LlmEndpoint(LlmSettings(base_url=base_url, model=MODEL))
 

@@ -187,7 +187,7 @@ class LocalEngine:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
-        """Wait until a worker reports, ends or is late, one may be started, or `_wake` is used.
+        """Wait until a worker reports, ends or is late, a failed start may be repeated, or `_wake` is used.
 
         Then look at each worker.
         """

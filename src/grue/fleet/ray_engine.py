@@ -65,7 +65,7 @@ class RayBroker:
 
 
 class RayEngine:
-    """Makes attempts on a Ray cluster. Raises `FleetError`, and `MissingDependencyError` without Ray."""
+    """Makes attempts on a Ray cluster. Raises `FleetError` if the cluster or the ledger is unusable."""
 
     # The machines see the fleet's folder at the same path. `workers` 0: as many as the cluster has cores.
     # `address` `auto`: the cluster that runs on this machine; `None`: start one here.

@@ -97,7 +97,7 @@ def write_report(
 
 
 def _report(found: list[Result], earlier: int, fleet: Path, folder: str, scale: _Scale) -> dict[str, Any]:
-    """Return the data of the page, where `folder` is a URL relative to the page."""
+    """Return the data of the page. `folder`: the URL of the fleet's folder, relative to the page."""
     cells: dict[str, list[Result]] = {}
     for each in found:
         cells.setdefault(scale.cell_of(each), []).append(each)

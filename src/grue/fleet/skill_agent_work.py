@@ -34,7 +34,7 @@ class TaskCase(host_settings.HostCase, frozen=True, kw_only=True, forbid_unknown
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL (unless `offline`), and the files' hash to a case; raises `FleetError`."""
+    """Add the model, the base URL (unless `offline`) and `content` to a case; raises `FleetError`."""
     with host_settings.usable_case("run"):
         case = msgspec.convert(settings, TaskCase)
         with os_errors_as(FleetError, f"read {case.agent}"):

@@ -154,7 +154,7 @@ class _File(NamedTuple):
         first = self.document.line(keys)
         if first is None or keys in self.document.lines:
             return first
-        # The key is in an inline table: take its first line from there on.
+        # The key is in an inline table: return the first line from there on that sets a key of this name.
         key = re.compile(rf"""(\s*|[^#]*[{{,]\s*)(\w+\s*\.\s*)*["']?{re.escape(str(keys[-1]))}["']?\s*=""")
         lines = enumerate(self.text.split("\n")[first - 1 :], first)
         return next((number for number, line in lines if key.match(line)), first)

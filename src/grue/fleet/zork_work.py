@@ -30,7 +30,7 @@ class PlayCase(host_settings.ProjectCase, frozen=True, kw_only=True, forbid_unkn
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add the model, the base URL (unless `offline`) and hashes of files to a case; raises `FleetError`."""
+    """Add to a case what `with_endpoint` adds; raises `FleetError`."""
     with host_settings.usable_case("played"):
         return host_settings.with_endpoint(settings)
 

@@ -62,8 +62,8 @@ _NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
 class EventFeed:
     """Makes the events of a turn, in the turn's threads, and passes them to `put`.
 
-    Add the feed to the turns' recorder, and pass its `words` as `on_delta`. `put` must not block, raise, or
-    add entries to the trace, because the recorder holds its lock while it calls observers.
+    Add the feed to the runner's recorder, and pass the method `words` as `on_delta` of each `TurnRequest`.
+    `put` must not block, raise, or add to the trace: the recorder holds its lock while it calls observers.
     """
 
     def __init__(self, put: Callable[[LoopEvent], object]) -> None:

@@ -33,8 +33,8 @@ class McpCall(Struct, frozen=True):
         name: The tool, `SERVER.TOOL`.
         arguments: The arguments, parsed.
         result: What the function returned; `None` if it raised.
-        error: The exception that the function raised; the model reads its class's name and its text. `None`
-            if the function returned.
+        error: The exception that the function raised; `None` if it returned. The model reads the exception's
+            class name and text, unless the exception ends the turn, as `KeyboardInterrupt` does.
     """
 
     name: str

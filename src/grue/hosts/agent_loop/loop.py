@@ -1,7 +1,7 @@
 """`AgentLoop`: sends inputs to a model with tools and returns its answers, all in one conversation.
 
-Each input is a turn of a `Runner`. The tool `read` of the MCP server `files` is called `mcp.files.read`. From
-a list of tools, a function `add` is `tools.add`, and a `ShellTool` is `shell.run`.
+Each input is a turn of a `Runner`. The tool `read` of the MCP server `files` is called `mcp.files.read`. If
+`tools` is a list, a function `add` in it is called `tools.add`, and a `ShellTool` is called `shell.run`.
 
 `list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program. Their client is made at the
 first call and closed by `reset_mcp_client`, by `configure_mcp_client`, or when the interpreter exits. For
@@ -227,7 +227,7 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
         arguments: A JSON object; `None`: no arguments.
 
     Raises:
-        MCPError: The same errors as of `list_mcp_tools`.
+        MCPError: An error of `list_mcp_tools`.
 
     Source: L12
     """
@@ -246,7 +246,7 @@ _CANCELLED_WITHIN_S = 3.0
 
 
 class RunnerOptions(TypedDict, total=False):
-    """Further arguments of an `AgentLoop`, as of a `Runner`. `AgentLoop` says how they name MCP tools."""
+    """Arguments of a `Runner` that an `AgentLoop` takes too. `AgentLoop` says how they name MCP tools."""
 
     limits: grue.TurnLimits
     policy: grue.FailurePolicy
@@ -271,7 +271,7 @@ def configured_options(config: "GameConfiguration", lock: ToolLock | None) -> Ru
 
 
 def _add_prefix(options: RunnerOptions) -> None:
-    """Make the tool lock hold for names with the prefix `mcp.`, and the patterns of tools also for those."""
+    """Add `mcp.` to the tool lock's names. Let patterns of tools match names with and without `mcp.`."""
     lock, policy = options.get("tool_lock"), options.get("tool_policy")
     search, context = options.get("tool_search"), options.get("context")
     if isinstance(lock, ToolLock):
@@ -308,9 +308,9 @@ class AgentLoop:
     Args:
         invoke_mcp_tool: Called as `invoke(name, arguments)` for every MCP tool, listed or not, with the name
             `SERVER.TOOL` and the parsed arguments; plain or a coroutine function. `servers` is then ignored:
-            none of them is started, and the MCP tools do not need `mcp`. If the function raises, the model
-            reads the exception as the call's error, and the conversation goes on. `None`: `servers` serve the
-            MCP tools.
+            none of them is started, and the package `mcp` is not needed for MCP tools. If the function
+            raises, the model reads the exception as the call's error, and the conversation goes on. `None`:
+            `servers` serve the MCP tools.
         mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered. If there are none, the
             model can know of MCP tools only from texts such as `system`.
         servers: MCP servers by name, without the prefix.
@@ -476,11 +476,8 @@ class AgentLoop:
             self._free.release()
 
     def report(self, event: object) -> None:
-        """Let the thread that called `run` pass `event` to `on_event`; without an input, do nothing.
-
-        Any thread may call this.
-        """
-        with contextlib.suppress(RuntimeError):  # raised if the loop of an earlier `run_async` is closed
+        """Have the thread that called `run` call `on_event(event)`, if an input is running. Thread-safe."""
+        with contextlib.suppress(RuntimeError):  # raised if `run_async` has just ended and its loop is closed
             self._put(event)
 
     def _run_reporting(
@@ -488,8 +485,8 @@ class AgentLoop:
     ) -> grue.TurnOutcome[str]:
         """Run a turn in a thread of its own, and call `on_event` in the caller's thread.
 
-        The recorder must not call `on_event` itself: it holds its lock then, so `on_event` could not add to
-        the trace, and an exception would not reach the caller.
+        The recorder must not call `on_event` itself: it calls observers under its lock, so `on_event` could
+        not add to the trace, and an exception would not reach the caller.
         """
         events: SimpleQueue[Any] = SimpleQueue()
         self._put = events.put

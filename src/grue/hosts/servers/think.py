@@ -262,7 +262,7 @@ BEFORE_INITIALIZE = ("initialize", "ping")
 
 
 def answer(session: Session, message: object) -> Json | list[Json] | None:
-    """Return the reply to a decoded message or batch; None if it gets none, such as a cancellation."""
+    """Return the reply to a decoded message or batch; None if it has no reply, such as a notification."""
     if not isinstance(message, list):
         return _answer_one(session, message)
     if session.version != "2025-03-26":

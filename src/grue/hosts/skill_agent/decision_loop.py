@@ -74,7 +74,7 @@ class StepRunner:
         run = self._run
         try:
             call: McpCall = run.registry.params(MCP_CALL, action.params)
-        except ValueError as error:  # only for parameters that an older grue accepted, in a resumed run
+        except ValueError as error:  # only in a resumed run, if an older grue accepted these parameters
             return action.ended("failed", error=self.cut(str(error)))
         about: dict[str, Any] = {
             "turn": run.turn,
@@ -244,7 +244,7 @@ class DecisionLoop:
         run.turns += 1
 
     def _unusable(self, error: str) -> RunEnd | None:
-        """Record a failed step for a reply that cannot be used, and return what `_after` returns."""
+        """Record a failed step for a reply that cannot be used; return why the run ends, if it does."""
         self._keep(ActionReply([]))
         failed = PlannedAction(step=len(self._run.results) + 1, type=_UNUSABLE, params={})
         return self._after(self._steps.end(failed.ended("failed", error=self._steps.cut(error))))

@@ -59,8 +59,8 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
 
     thought: str
     actions: tuple[PlannedAction, ...]
-    # The digest of the definition of each MCP tool that is called; empty if tools have changed since the
-    # reply came, so that no definition matches.
+    # By tool name: the digest of the definition of each MCP tool that is called. All digests are empty if
+    # tools have changed since the reply came: then a call is made only if a person approves it.
     definitions: dict[str, str] = msgspec.field(default_factory=dict)
 
     def summary(self) -> str:
@@ -140,7 +140,7 @@ class McpServersConnected(EventFact, frozen=True, kw_only=True, tag="skillagent.
 
 
 class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpConnectionFailed"):
-    """A server could not be connected, or, without a `server_name`, none could."""
+    """A server could not be connected. If `server_name` is empty, no server could."""
 
     event: ClassVar[str] = "mcp_connection_failed"
     level: ClassVar[LogLevel] = "warning"
@@ -155,7 +155,7 @@ class McpConnectionFailed(EventFact, frozen=True, kw_only=True, tag="skillagent.
 
 
 class McpServerAbsent(McpConnectionFailed, frozen=True, kw_only=True, tag="skillagent.McpServerAbsent"):
-    """An optional server could not be connected. The run goes on as if this server were not configured."""
+    """An optional server could not be connected. The run goes on without it."""
 
     level: ClassVar[LogLevel] = "info"
 

@@ -277,6 +277,6 @@ def _unknown(name: str, routes: ToolRoutes, absent: Mapping[m.ServerName, str]) 
 
 def _result(tool: m.ToolDefinition, result: m.ToolCallResult) -> McpCallResult:
     text = tool_results.raw_text(result)
-    # There are no blocks if the call was refused and not sent, or the tool server does not speak MCP.
+    # There are no blocks if, for example, the call was not sent, or the tool server does not speak MCP.
     content = list(result.blocks) or [{"type": "text", "text": text}]
     return McpCallResult(tool.server, tool.tool, content, result.is_error, text)

@@ -50,7 +50,7 @@ class Run(Struct, kw_only=True):
 
     @property
     def offered(self) -> list[ActionType]:
-        """The types of actions that the model is offered: all that can be used in this run."""
+        """The actions that the model is offered; `mcp_call` only with tools, `use_skill` with skills."""
         empty = {
             name for name, some in ((MCP_CALL, self.tools), (USE_SKILL.name, self.skills.by_name)) if not some
         }
@@ -62,10 +62,10 @@ class Run(Struct, kw_only=True):
 
 
 def error_text(error: Exception) -> str:
-    """Return an exception's text, with the class's name before it if the text may be unclear alone."""
+    """Return `Class: text` for an exception; only the text if the class's texts are clear alone."""
     try:
         said = str(error).encode("utf-8", "replace").decode()
-    except Exception:  # noqa: BLE001 - the exception's class may be a program's own
+    except Exception:  # noqa: BLE001 - `__str__` of a program's own class may fail
         said = ""
     is_clear = said and isinstance(error, ValueError | OSError | MCPError | ImportError)
     return said if is_clear else f"{type(error).__name__}: {said}"

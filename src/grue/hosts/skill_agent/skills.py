@@ -140,7 +140,7 @@ def _may_exist(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:
-        return True  # the folder that it would be in is closed to this user: reading it says so
+        return True  # this user may not look into the folder: `read_skill` reports it
 
 
 def _text(path: Path) -> str:

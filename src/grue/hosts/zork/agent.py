@@ -111,7 +111,7 @@ class Route(Struct, frozen=True):
     manager: int  # the manager's `id()`
     manager_called: bool  # whether methods of an `MCPManager` are overridden
     client: int  # the client's `id()`
-    client_called: bool  # whether an `LLMClient` overrides how it completes
+    client_called: bool  # whether an `LLMClient`'s method for completions is overridden
     client_asked: bool  # whether an `LLMClient` overrides `_supports_tool_calling`
 
 

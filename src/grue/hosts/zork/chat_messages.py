@@ -3,7 +3,7 @@
 ```
 {"role": "system" | "user", "content": "...", "cache_control": {"type": "ephemeral"}}
 {"role": "system" | "user", "content": [{"type": "text", "text": "...", "cache_control": {...}}, ...]}
-{"role": "assistant", "tool_calls": [{"id": "...", "type": "function", "function": {"name", "arguments"}}]}
+{"role": "assistant", "content": "...", "tool_calls": [{"id": "...", "function": {"name", "arguments"}}, ...]}
 {"role": "tool", "tool_call_id": "...", "content": "..."}
 ```
 """
@@ -39,7 +39,7 @@ class ToolCall:
 
 @dataclass
 class LLMResponse:
-    """A completion. `content` is `None` if there are tool calls. `usage` has OpenAI's names."""
+    """A completion. `content` is `None` if there are tool calls. `usage` has OpenAI's keys."""
 
     content: str | None
     model: str

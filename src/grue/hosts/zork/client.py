@@ -93,7 +93,7 @@ class LLMClient:
             self._transport.close()
 
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
-        """Return the settings for a model, by default the configured one, with only this `sampling`."""
+        """Return the configured settings with another `model`, if given, and no sampling but `sampling`."""
         settings = model_settings(model or self.config.agent_model, sampling)
         # The fallback models belong to the configured model, so another model gets none.
         then = self._settings.then if settings.model == self._settings.model else ()
@@ -103,7 +103,7 @@ class LLMClient:
     def endpoint(
         self, model: str | None = None, *, force_tool_support: bool = False, **sampling: Unpack[Sampling]
     ) -> LlmEndpoint:
-        """Return an endpoint for a `Runner`; `force_tool_support` skips the check of the model."""
+        """Return an endpoint for a `Runner`. `force_tool_support`: offer tools to any model, unchecked."""
         settings = self.llm_settings(model, **sampling)
         if force_tool_support:
             settings = replace(settings, force_tool_support=True)

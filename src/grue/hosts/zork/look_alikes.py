@@ -120,7 +120,7 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
 
 
 def own_methods(cls: type, names: Iterable[str]) -> Mapping[str, Callable[..., Any]]:
-    """Return a class's own methods by name, for `is_overridden`, before a program can replace one."""
+    """Return a class's methods for `is_overridden`; called at import, before a program can replace one."""
     return {name: vars(cls)[name] for name in names}
 
 
@@ -138,7 +138,7 @@ METHOD = "_supports_tool_calling"
 async def asked_of_client(
     client: Any, model: str, config: ToolSupportPolicy | None, *, endpoint: str
 ) -> m.ToolSupportChecked:
-    """Ask the client's `_supports_tool_calling`, if any, whether to offer tools; an exception means no."""
+    """Let the client's `_supports_tool_calling`, if any, decide about tools, unless `config` forces them."""
     method = getattr(client, METHOD, None)
     forced = config is not None and config.mcp_force_tool_support
     if forced or not callable(method):

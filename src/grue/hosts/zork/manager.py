@@ -222,7 +222,7 @@ class MCPManager:
             return tool_results.call_failed(str(error))
 
     def lend(self, turn: TurnUse | None) -> None:
-        """Let a turn use this manager: `connect_session` tries once, with its limit. `None`: no turn does."""
+        """Set the turn that uses this manager; `None`: none does. See `connect_session` for the effect."""
         self._news.turn = turn
 
     def kill_leftovers(self) -> None:

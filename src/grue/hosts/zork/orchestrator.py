@@ -1,7 +1,7 @@
 """The host that plays a text adventure: a plain synchronous loop around the agent.
 
 An episode cannot be resumed with another game, with MCP switched on or off, or with an MCP server of another
-name. Other changed settings (`conditions_of`) are reported and recorded, because people also resume an
+name. Other changed settings (`conditions_of`) are only reported and recorded, because people also resume an
 episode after they have mended its configuration.
 """
 

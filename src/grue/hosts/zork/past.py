@@ -1,4 +1,4 @@
-"""Read from a trace how far an episode got. The same seed and commands give the game's replies again."""
+"""Read from a trace how far an episode got, with the seed and commands from which to replay its game."""
 
 from pathlib import Path
 from typing import Any

@@ -641,7 +641,7 @@ IMPLIED: Final[dict[str, Words]] = {
 
 
 def play_verb(turn: Turn) -> str:
-    """Apply the rule for the phrase's verb, if need be to what the phrase names; return the text to print."""
+    """Apply the rule for the phrase's verb, to the things that the phrase names; return the text to print."""
     phrase = turn.phrase
     if phrase.verb in PLAIN_RULES:
         return PLAIN_RULES[phrase.verb](turn)

@@ -145,7 +145,7 @@ class InterpreterProcess:
 
 
 def _end(process: subprocess.Popen[bytes], folder: str, owner: int) -> None:
-    is_forked = os.getpid() != owner  # in a forked child, the game is its parent's, which goes on with it
+    is_forked = os.getpid() != owner  # in a forked child, leave the game to the parent
     # While `returncode` is `None`, the process id and the group id cannot belong to another process.
     if process.returncode is None and not is_forked:
         with suppress(ProcessLookupError, PermissionError):
@@ -258,7 +258,7 @@ _LOST: Final = (
 
 
 class Choice(Struct, frozen=True):
-    """The interpreter for a story. `reason`, for people, is set if the first one found loses styled words."""
+    """The interpreter for a story. `reason`, for people, is set if the first choice loses styled words."""
 
     interpreter: Interpreter
     reason: str = ""
