@@ -275,8 +275,7 @@ class GameConfiguration(_Table):
         """Change to another endpoint or model, if one is given. A change removes the fallback models.
 
         Raises:
-            MCPConfigError: `base_url` or `model` cannot be used. The text names the option `--base-url` or
-                `--model`.
+            MCPConfigError: `base_url` or `model` cannot be used. The text names `--base-url` or `--model`.
         """
         before = self.client_base_url, self.agent_model
         try:

@@ -2,8 +2,7 @@
 
 A batch may take hours, and the work cannot be paused. So at the first request without a reply the attempt
 ends, and the request is stored. When its reply has arrived, the episode is played again from its beginning,
-with the stored replies. Tools are called again too. The work has to make the same requests in each attempt;
-otherwise the episode fails.
+with the stored replies. Tools are called again too. If the work then makes other requests, the episode fails.
 
     DIR/ab/ID/requests.jsonl   the requests of the episode ID, whose first two digits are `ab`
     DIR/ab/ID/replies.jsonl    their replies
@@ -123,8 +122,7 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                # The cost is known only hours later. Without it, the broker charges the most that the request
-                # can cost.
+                # The cost is known only hours later. Without it, the broker charges the most possible.
                 permit.settle(RequestOutcome())
         self.waits = True
         raise llm.RequestPostponed(key)

@@ -217,8 +217,7 @@ class BrokerLink:
         except (OSError, ValueError, msgspec.MsgspecError):
             pass
         # Call `on_loss`, with which a worker ends its process, before the waiting requests are refused.
-        # Otherwise a turn could return its fallback answer after a refusal, and the work's score would be
-        # committed.
+        # Otherwise a refused turn could return its fallback answer, and the work's score would be committed.
         self._on_loss()
         with self._lock:
             self._lost = True

@@ -41,8 +41,7 @@ _PRELOADED = (
     "grue.actors.llm",
     "grue.transports.mcp.process_wire",
 )
-# Preloaded too if the limits cap the number of server processes: each worker then needs the MCP SDK, whose
-# import takes most of a second.
+# Preloaded too if server processes are capped: each worker then imports the MCP SDK for most of a second.
 _PRELOADED_FOR_SERVERS = ("grue.transports.mcp.client", "grue.transports.mcp.sdk")
 
 # How long a worker may take to import the program and to connect; and how long all starts may fail, while no

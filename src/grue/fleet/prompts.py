@@ -132,8 +132,7 @@ def compare_prompts(
         prompts: Two or more system texts by name.
         cases: Pairs of the user's text and the expected answer.
         score: Gets the answer and the expected answer, and returns a number; larger is better. `None`: a text
-            scores 1 if it contains the expected text or number, any other answer if it equals the expected
-            one; else 0.
+            scores 1 if it contains the expected text or number, any other answer if it is equal; else 0.
         answer: As in a `TurnRequest`; `None`: `bool` if all cases expect one, else text.
         concurrency: Turns that run in parallel.
         progress: Show a progress bar on standard error, at a terminal or in a notebook.

@@ -10,8 +10,7 @@ assert cave.calls == [("look", {})]
 ```
 
 A new outcome for a tool replaces the earlier ones, except failures that no call has received yet: after
-`fails` and then `answers`, the first call fails and the next one is answered. The server never waits: a
-timeout is raised immediately.
+`fails` and then `answers`, the first call fails and the next one is answered. Timeouts are raised at once.
 """
 
 from collections.abc import Mapping

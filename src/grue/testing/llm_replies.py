@@ -28,8 +28,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
         then: What to do after sending: `keep` the connection, `hang` (send nothing more until the server
             closes), `drop` (close the connection), or `reset` it.
         after: Fraction of the body to send before `then`, from 0 to 1; in a stream, the fraction of its
-            events. `None`: if `then` is `keep`, the whole reply is sent; otherwise `body` alone is sent,
-            without status line and headers.
+            events. `None`: with `keep`, the whole reply; else `body` alone, without status line and headers.
         pace: How slowly to send the body; `None`: without pauses.
         amid: What to send in the middle of a stream: bytes, or `error` for an error event that ends the
             stream. `after` is then the fraction of the events before it, by default half.

@@ -279,8 +279,7 @@ async def _answer(
 def _require_elicitation(ctx: Context[Any, Any], mode: Literal["form", "url"]) -> None:
     declared = ctx.client_capabilities
     modes = None if declared is None else declared.elicitation
-    # Raise if the client lacks `mode`. A client that declares elicitation without any mode supports forms:
-    # older clients do not know modes.
+    # Raise if the client lacks `mode`. Older clients, which declare elicitation without modes, support forms.
     if modes is None or (
         modes.url is None if mode == "url" else modes.form is None and modes.url is not None
     ):

@@ -65,8 +65,7 @@ def usage_in(envelope: Envelope[Any], sampled: list[m.Usage]) -> m.Usage:
     """Return the usage that a message adds to that of the messages before it; a copied message adds none.
 
     A `ServerSampled` repeats the usage of the reply that the server got, or has that of a cancelled request.
-    Traces of grue 0.2.0 have no such message. `sampled` keeps these replies' usage between the calls; it is
-    empty at first.
+    Traces of grue 0.2.0 have no such message. `sampled`, empty at first, keeps these replies' usage.
     """
     match envelope.body:
         case m.ServerSampled(usage=usage) if usage in sampled:

@@ -438,8 +438,7 @@ class AgentLoop:
             MCPServerStartupError: An MCP server did not start at the first input.
             LLMError: The model gave no completion, after all retries.
             MCPError: Any other error of `Runner.run_turn`.
-            ConversationBusy: Another input is running. A callback of that input, such as `on_event`, cannot
-                call `run` either.
+            ConversationBusy: Another input is running, such as the one whose `on_event` calls `run`.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         with self._one_input(text, images, turn) as request:

@@ -22,8 +22,7 @@ EndReason: TypeAlias = Literal[
     "failed", "interrupted",
 ]  # fmt: skip
 """Why a run ended. `gave_up`: the model says that it could not do the task. `step_failed`: the configuration
-says that a failed step ends the run. `failed`: an error ended the run; for example, the model could not be
-asked."""
+says that a failed step ends the run. `failed`: an error, such as one in asking the model, ended the run."""
 
 _SHORT = 80
 

@@ -146,8 +146,7 @@ class ActionTypes:
         `run` is called with an instance of `params` and the host's context, in a thread of its own. It
         returns the result for the model, or raises `ValueError` or `OSError` with the reason for the failure.
         The `description` is one sentence for the model; default: the first line of the function's docstring.
-        The `annotations` `read_only` or `idempotent` allow the action to be repeated after a failure, or
-        after the process was killed.
+        The `annotations` `read_only` or `idempotent` allow repeating the action after a failure or a kill.
         """
         if name in self.types:
             raise MCPConfigError(f"There is an action {name!r} already: choose another name.")
@@ -214,8 +213,7 @@ class ActionTypes:
         kind = self.types.get(name)
         if kind is None:
             raise ValueError(f"{where}: there is no action {name!r}; there are {', '.join(self.types)}")
-        # In the strict mode of a schema, endpoints require every property, so a model writes `null` for a
-        # property that it would leave out.
+        # A strict schema requires every property, so a model writes `null` for one that it would leave out.
         given = {key: value for key, value in params.items() if value is not None}
         try:
             return msgspec.convert(given, kind.params, str_keys=True)

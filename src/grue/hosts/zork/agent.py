@@ -156,8 +156,7 @@ class ZorkAgent:
     """Decide on one game command for each turn, with tool calls if the model makes them.
 
     Args:
-        config: Limits and policies of the turn. It also gives the model, the time limit and the sampling
-            settings that are `None` here.
+        config: Limits and policies, and the model, time limit and sampling settings that are `None` here.
         client: An `LLMClient` (`None`: made from `config`), or any object with `chat.completions.create`,
             blocking or not. If it has a method `_supports_tool_calling` of its own, the method decides
             whether the model is offered tools, unless `config` forces tool support.

@@ -176,8 +176,7 @@ class LLMClient:
         extra = {key: value for key, value in kwargs.items() if value is not None}
         if not calling and mode == m.RequireAnswer() and response_format:
             extra["response_format"] = response_format
-        # Add these fields only now: the constructor of `LlmEndpoint` would refuse those that a turn sets
-        # itself, such as `response_format`.
+        # Add these only now: `LlmEndpoint(...)` refuses fields that a turn sets, such as `response_format`.
         endpoint.settings = replace(settings, extra_body={**settings.extra_body, **extra})
         choice = _choice(tool_choice, conversation)
         outcome = run_blocking(

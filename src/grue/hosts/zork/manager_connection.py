@@ -48,8 +48,7 @@ class ManagerConnection:
     an error if a task group is left in another task, or in other cancel scopes.
 
     `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not if
-    `connect_session` raised. A cancellation of the turn does not cancel `disconnect_session`, but the limit
-    `DISCONNECT_TIMEOUT_S` does.
+    `connect_session` raised. A cancelled turn does not cancel it, but `DISCONNECT_TIMEOUT_S` does.
     """
 
     report_s = 0.0
@@ -213,8 +212,7 @@ def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
 
 
 _REPORT_S = 0.45
-"""Seconds after the start-up limit in which `connect_session`, which applies this limit itself, can report
-why the start failed."""
+"""Seconds after the start-up limit in which `connect_session`, which applies it too, can report a failure."""
 
 
 class OverriddenManagerConnection(ManagerConnection):

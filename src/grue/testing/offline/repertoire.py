@@ -342,8 +342,7 @@ def _steps(commands: Iterable[str], said: Mapping[str, _Told]) -> Iterator[Step]
 
 
 def _with_sum(step: Step, case: Case) -> Step:
-    # If there is a tool for thinking, the model sends three replies before this step's command. They deduce
-    # the combination of the vault.
+    # With a tool for thinking, three replies before this step's command deduce the vault's combination.
     words = case.words
     names = [words[who].split(",")[0] for who in ("eldest", "middle", "youngest")]
     counted = names if words["order"] == "eldest first" else names[::-1]

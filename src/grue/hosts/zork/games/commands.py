@@ -23,8 +23,7 @@ _CHAIN: Final = re.compile(r";|[,\s]+(?:and\s+)?then\b", re.IGNORECASE)
 _FULL_STOP: Final = re.compile(
     r"(?<!\bmr)(?<!\bms)(?<!\bdr)(?<!\bst)(?<!\bmrs)(?<!\d)\.|(?<=\d)\.(?!\d)", re.IGNORECASE
 )
-# Commands that ask questions, write files or end the session. They are cut to six letters, because the games
-# of the 1980s read no more of a word.
+# Commands that ask questions, write files or end the session, cut to six letters: old games read no more.
 _META: Final = frozenset({
     "save", "restor", "restar", "quit", "q", "replay",
     "script", "unscri", "noscri", "transc", "record", "unreco",

@@ -1,8 +1,7 @@
 """Play Z-machine story files with an interpreter: `dfrotz`, or `fernz` from pip.
 
 The names of a story's objects are read to recognise rooms: a room's heading in the text is the name of an
-object. Offsets are those of the Z-Machine Standards Document 1.1, sections 11 (header), 12 (objects) and 3
-(text).
+object. Offsets are as in the Z-Machine Standards Document 1.1, sections 11 (header), 12 (objects), 3 (text).
 """
 
 import hashlib
