@@ -54,7 +54,7 @@ class Document:
 
     @cached_property
     def lines(self) -> Mapping[KeyPath, int]:
-        """The number of each value's line, from 1, by the value's path. Some values are missing."""
+        """Line numbers, from 1, by a value's path. Values in TOML's inline tables and lists have none."""
         return self._find_lines()
 
     def line(self, keys: KeyPath) -> int | None:

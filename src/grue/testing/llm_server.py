@@ -460,7 +460,7 @@ def _wake(connection: socket.socket) -> None:
 
 
 def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply, dict[str, list[Json]]]:
-    """Return the reply, if possible in the format `dialect`, and the reasoning that requests must repeat."""
+    """Return the reply, if possible in `dialect`, and the reasoning that later requests must repeat."""
     raw = said.then != "keep" and said.after is None
     reply = None if raw else dialect.reply(said.body, said.status, request)
     if reply is None:

@@ -32,8 +32,8 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
 
     part: PromptPart  # the first part that differs; `model`: another model was asked
     at_byte: int  # index in tools, system text and messages as encoded, without cache markers
-    place: str  # what contains that byte, such as `message 3 (user)`
-    before: str = ""  # the earlier prompt around that byte; empty for `model`
+    place: str  # what contains the byte `at_byte`, such as `message 3 (user)`
+    before: str = ""  # the earlier prompt around `at_byte`; empty for `model`
     now: str = ""  # likewise, of this prompt
     cause: int  # number of the message in the trace that caused the difference
     cause_kind: str
@@ -92,7 +92,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
     whole: bytes  # tools, system text and messages
     head: int  # size of tools and system text, which other conversations may share
     tools: tuple[m.ToolDefinition, ...]
-    parts: tuple[int, int]  # sizes of the tools and of the system text
+    parts: tuple[int, int]  # sizes of the tools and of the system text outside of the messages
 
 
 class _Asked(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ class TurnSlice(Struct):
     again: bool = False  # whether the slice before has the same turn number or a higher one
     begun: bool = False  # whether the turn's `RunTurn` has arrived
     over: bool = False  # whether the turn has ended or crashed
-    overtaken: bool = False  # whether a later turn has begun, and nothing has come for this one since
+    overtaken: bool = False  # whether the newest slice began with a `RunTurn`, and nothing came here since
     envelopes: list[EpisodeEnvelope] = field(default_factory=list)
 
     @property
@@ -126,7 +126,7 @@ _BOUNDS = frozenset((m.TurnForked, m.RunTurn, m.TurnCompleted, m.TurnFailed, m.T
 class OwnMessages:
     """Selects what a fork has done itself: its trace begins with copies of a recorded turn's messages."""
 
-    # The fork's `RunTurn` is no copy. The message that ends the fork counts the copies' calls, too.
+    # The fork's `RunTurn` is no copy. The message that ends the fork counts what is copied, too.
 
     def __init__(self) -> None:
         self._forked: dict[int, m.TurnForked] = {}  # turn number -> its `TurnForked`, while the fork runs

@@ -102,7 +102,7 @@ class RunFolder(Closing):
                 self._place.with_name(RESULT_FILE).unlink(missing_ok=True)
 
     def _require_place(self, envelope: Envelope[Any], _line: bytes) -> None:
-        """At a message from or to the host, raise `TraceError` if the folder is gone."""
+        """At a message from or to the host, raise `TraceError` if the trace is not at its path any more."""
         if self._outside in (envelope.sender, envelope.receiver) and not os.path.exists(self._place):  # noqa: PTH110 - never raises
             raise TraceError(f"The run folder {self.path} was moved or deleted while it was being written.")
 
@@ -116,7 +116,7 @@ class RunFolder(Closing):
         return self._trace.flush()
 
     def write_result(self, result: object) -> None:
-        """Write `result.json` atomically. Placeholders replace secrets, except in required numbers."""
+        """Write `result.json` atomically. Secrets are replaced, but no numbers if a field needs one."""
         target = self.path / RESULT_FILE
         _, encoded = self._recorder.encoded(result)
         shown = self._recorder.redacted(encoded, numbers=True)
@@ -256,7 +256,7 @@ class EpisodeLog(_Log):
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Return one line at the first skipped call of a batch, and none at the others."""
+        """Return one line at an iteration's first skipped call, and none at the others."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []
