@@ -392,7 +392,7 @@ def test_a_refused_and_an_unanswered_request_are_typed_errors(model: WordedModel
         assert refused.value.code is not None
         with pytest.raises(ValueError, match="has no pages"):
             one.request_all("mock", "prompts/get")
-        for method, words in (("tools/call", "applies the tool policy"), ("initialize", "is opened")):
+        for method, words in (("tools/call", "Use the method `call`"), ("initialize", "is opened")):
             with pytest.raises(MCPError, match=words):
                 one.request("mock", method)
     with ToolClient({"mock": mock}, limits=LIMITS, process_limits=QUICK) as client:

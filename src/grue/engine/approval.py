@@ -34,7 +34,7 @@ from grue.tool_sessions.failures import ToolRefusedError
 
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"
-_TRIES = 3  # how often the callback is asked about a call, if it answers with unusable arguments
+_TRIES = 3  # how often the callback is asked about a call at most, if it answers with unusable arguments
 NOT_ANSWERED = "the question about it was not answered"
 REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"
 
@@ -67,7 +67,7 @@ class Parking:
         return next(iter(writers_of(self._recorder)), None)
 
     def require(self, command: m.RunTurn, *, given_history: bool) -> None:
-        """Raise `MCPConfigError` if a turn that starts now could not be parked."""
+        """Raise `MCPConfigError` if a turn that starts now could not be parked, or wait for a batch."""
         if self.writer is None:
             raise MCPConfigError(
                 "Parking needs a trace file, because a later process goes on from there."

@@ -57,7 +57,7 @@ class Episode:
         self._registry = ProcessRegistry()
         self.resources = TurnResources(registry=self._registry, sampling=CurrentSampler())
         self.users = 0  # the number of calls that use the episode now
-        self.expects_turns = True  # prewarm sessions also for turns that do not wait yet
+        self.expects_turns = True  # prewarm sessions also for turns that were not submitted yet
         # Each running turn takes a slot. Unless `sessions` is `fresh`, each slot has its own session pool.
         self._slots: list[TurnResources] = []
         self._pools: list[SessionPool] = []

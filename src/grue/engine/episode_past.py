@@ -107,7 +107,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         Args:
             path: The run folder, or the trace in it.
             needed: Classes of the host's facts. It is an error if a secret was redacted from one of these
-                facts, from `EpisodeStarted` or from the last turn's end.
+                facts, from `EpisodeStarted`, or from a `TurnCompleted` that becomes `end`.
             started: The host's class for the start of its episodes.
             over: Values of `EpisodeEnded.reason` after which an episode cannot be resumed, except to write
                 its result file if that is still missing.

@@ -314,7 +314,7 @@ class ForkedRun(HostTurn[T]):
         self.started_by = changed
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
-        """Run the turn as `HostTurn.run` does; raises `ForkMissed` if the record lacks what is needed."""
+        """Run the turn as `HostTurn.run` does; raises `ForkMissed` if the record lacks a result or answer."""
         try:
             return await super().run(resources)
         except errors.ApprovalPending as pending:

@@ -54,7 +54,7 @@ class RecordedCall(Struct):
 
 
 class _Relisting(Struct, frozen=True):
-    """A changed list of tools that the recorded turn got from a server, at or after the result of `call`."""
+    """A changed list of a server's tools, recorded at or after the result of `call` (`None`: before any)."""
 
     seq: int
     tools: tuple[m.ToolDefinition, ...]
@@ -85,7 +85,7 @@ class TurnRecord:
         self.inexact = {*listings}
         self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
         self._sent: dict[m.ServerName, RecordedCall] = {}
-        self._begun: set[m.ServerName] = set()  # servers that got a batch, but no call of it yet
+        self._begun: set[m.ServerName] = set()  # servers whose session has made no call of its last batch yet
         self._relistings: dict[m.ServerName, list[_Relisting]] = {}
         self._questions: dict[str, _Question] = {}
         self._decisions: dict[_Question, dict[str, ApprovalDecision]] = {}

@@ -118,7 +118,8 @@ def load_sessions(servers: Collection[ToolServer]) -> None:
 def startup_limits(limits: TurnLimits, servers: Mapping[m.ServerName, ToolServer]) -> TurnLimits:
     """Return `limits` with the servers' own start-up limits, and the default limit, filled in.
 
-    For a server, its entry in `limits.startup_timeouts_s` counts, else its own limit, else the common one.
+    The first of these counts for a server: its entry in `limits.startup_timeouts_s`, its own option,
+    `limits.server_startup_timeout_s`, `DOWNLOAD_TIMEOUT_S` (if it may have to be downloaded), the default.
     """
     common_s, own = limits.server_startup_timeout_s, {}
     for name, server in servers.items():
@@ -229,7 +230,7 @@ _GLOB = re.compile(r"[*?[]")
 
 
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
-    """Return `policy`, or the default policy, with the host's function and command servers as trusted."""
+    """Return the default policy, or `policy` with the host's function and command servers as trusted."""
     policy = settings_or_default("tool_policy", policy, ToolPolicy())
     if policy == ToolPolicy():
         return policy
@@ -256,10 +257,7 @@ _Tools: TypeAlias = tuple[m.ToolDefinition, ...]
 
 
 class PresumedListings:
-    """The servers' earlier tool lists, which turns may use before the servers have started. Thread-safe.
-
-    `docs/decisions/035-presumed-listings.md` says why.
-    """
+    """Earlier tool lists, which turns may use before the servers have started (decision 035). Thread-safe."""
 
     def __init__(self, servers: Mapping[m.ServerName, ToolServer], lock: ToolLock | None) -> None:
         self._servers = servers
@@ -275,10 +273,7 @@ class PresumedListings:
     def for_turn(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], registry: ProcessRegistry
     ) -> m.ToolsPresumed | None:
-        """Return the listings with which a turn may ask before its servers have started.
-
-        `None`: it may not, or no server has to start.
-        """
+        """Return the listings to ask with before a turn's servers have started; `None`: do not ask before."""
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]
@@ -293,7 +288,7 @@ class PresumedListings:
     def when_called(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], at_s: float
     ) -> tuple[m.PresumedListing, ...]:
-        """Return the known listings of those servers of a turn that start when they are called."""
+        """Return the known, not outdated listings of a turn's usable servers that start when called."""
         found = (
             self._approved(name, command.policy) or self._listing(name, command.policy)
             for name in command.servers

@@ -145,7 +145,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         iterations: Number of replies with tool calls.
         requests: Number of requests to the model, those of servers (sampling) included.
         said: What was said in the turn, oldest first: the user texts, the replies, the tool results. Pass
-            `history=(*earlier, *outcome.said)` to the next turn. Empty if `map` read it from an old trace.
+            `history=(*earlier, *outcome.said)` to the next turn. Empty in a `BatchItem` that is `recalled`.
     """
 
     turn: int
@@ -422,7 +422,8 @@ class Spending:
 class RestOfTurn(Spending):
     """Adds what a resumed or forked turn spends to the runner's spending, `whole`.
 
-    `counted` is the part of what was spent `before` that `whole` holds already, or that a fork does not pay.
+    `before`: what the recorded part of the turn has spent. `counted`: how much of that is not added, because
+    it is in `whole` already, or because a fork does not pay it again.
     """
 
     def __init__(self, whole: Spending, before: Spent, *, counted: Spent) -> None:
@@ -475,7 +476,7 @@ def refuse_inside_turn(wiring: Wiring) -> None:
 
 @contextlib.contextmanager
 def one_fork_at_a_time(wiring: Wiring) -> Iterator[None]:
-    """Run the block when no other fork of the runner runs; inside a turn of the runner, do not wait."""
+    """Run the block when no other fork of the runner runs; a fork inside the runner's turn does not wait."""
     refuse_reentry()
     inside = any(each.runner is wiring.runner for each in _inside.get())
     with contextlib.nullcontext() if inside else wiring.under_way.forking:
@@ -503,7 +504,7 @@ class HostTurn(Generic[T]):
     record: TurnsPast | None = None  # recorded events to repeat first
     earlier: EarlierResults | None = None  # a fork's tool results of earlier turns
     begun: History | None = None  # what a resumed turn had added to its conversation before
-    started_by: m.RunTurn | None = None  # made from a recorded `RunTurn`; `None`: made from the request
+    started_by: m.RunTurn | None = None  # the start of a resumed turn or fork; `None`: `command` makes it
 
     def __init__(self, request: TurnRequest[T] | str, settings: TurnSettings, memory: EpisodeMemory) -> None:
         self._request = as_request(request)
@@ -667,7 +668,7 @@ class HostTurn(Generic[T]):
 
     @contextlib.contextmanager
     def _past(self, number: int) -> Iterator[TurnPast]:
-        """Lend the turn's conversation to the turn within the block; yield what the turn needs from it."""
+        """Lend the turn's conversation to the turn's LLM actor within the block; yield its `TurnPast`."""
         if self.conversation is not None and self._request.history:
             raise ConversationError("A turn continues either a conversation or a history, not both.")
         wiring, kept = self._settings.wiring, self._continued(number)
@@ -697,7 +698,7 @@ class HostTurn(Generic[T]):
     def _support_check(self) -> policies.SupportCheck:
         states = self._memory.connections
         if all(isinstance(states.get(name), Disabled) for name in self._settings.wiring.servers):
-            return "skip"  # all servers are disabled, so the turn offers no tools
+            return "skip"  # the turn has no servers, or all are disabled, so it offers no tools of servers
         check = getattr(self._settings.wiring.llm, "support_check", None)
         return "skip" if check is None else check()
 

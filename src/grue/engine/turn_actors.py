@@ -122,7 +122,7 @@ class EarlyRequest:
 class TurnsPast(Struct, frozen=True, kw_only=True):
     """The recorded beginning of a turn, if the turn is a fork, or waited for a batch and now goes on."""
 
-    noted: m.TurnForked | m.WaitEnded | None = None  # the note about it; `None`: there is no such beginning
+    noted: m.TurnForked | m.WaitEnded | None = None  # the note of the fork or wait; `None`: neither
     begun: Envelope[Any] | None = None  # the last recorded `RunTurn`; `None`: the fork runs the whole turn
     events: tuple[m.TurnEvent, ...] = ()  # the agent gets these first, and performs no command that follows
     copied: tuple[Envelope[Any], ...] = ()  # messages that the trace repeats
@@ -383,7 +383,7 @@ class TurnActors:
         return replace(command, when_called=listings)
 
     def _presumed(self) -> m.ToolsPresumed | None:
-        """Return the tools to offer before the servers have started; `None`: the turn must or can wait."""
+        """Return the tools to offer before the servers have started; `None`: the turn waits for them."""
         presumed = self._wiring.presumed
         # An LLM actor of the host's might not be able to drop a reply, and a turn that waits for a provider's
         # batch would not end sooner.

@@ -51,7 +51,7 @@ _NO_BUDGET = "budget"  # in place of a request's id in `RequestPostponed`, if th
 
 
 class _Account:
-    """Reserves the highest estimated cost of waiting requests, so that all requests keep to the budget."""
+    """Reserves the highest estimated cost of each waiting request, so that all of them keep to the budget."""
 
     def __init__(self, settings: TurnSettings, endpoint: LlmEndpoint) -> None:
         self._settings = settings
@@ -89,7 +89,7 @@ class _Account:
 class _Room(Struct, frozen=True, kw_only=True):
     """Stores the requests of one turn until their replies arrive.
 
-    `read_now`: the ids of the requests whose replies this process has read.
+    `read_now`: the ids of the requests whose replies this process has read (see `BatchFolder.item_of`).
     """
 
     files: BatchFolder
@@ -101,7 +101,7 @@ class _Room(Struct, frozen=True, kw_only=True):
     read_now: set[str] = field(default_factory=set)
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply to a request. If there is none, store the request and raise `RequestPostponed`."""
+        """Return the reply. If there is none, store the request, unless the budget is reached, and raise."""
         del endpoint
         item = self.files.item_of(self.turn, request, body, self.read_now)
         result = self.files.result(item)
@@ -111,8 +111,8 @@ class _Room(Struct, frozen=True, kw_only=True):
         if not self.files.is_wanted(item):
             if not self.admits(self.turn, body):
                 raise RequestPostponed(_NO_BUDGET)
-            # Flush before storing the request: if the process died after storing it, the request would be
-            # missing in the trace, and a later process would store a second request.
+            # Flush the trace first. Otherwise, if the process died after it had stored the request, the trace
+            # would lack the request, and a later process would store a second one.
             self.recorder.settle()
             if not self.writer.flush():
                 where = self.writer.path

@@ -61,7 +61,7 @@ class TurnsUnderWay:
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
         self.resuming = threading.Lock()  # held while a caller finds out which turn to resume
-        # Held while a fork runs. Two forks of a turn have its number, so a trace could not tell them apart.
+        # Held while a fork runs: two forks of one turn have its number, so a trace would mix their messages.
         self.forking = threading.Lock()
 
     @contextlib.contextmanager
@@ -137,7 +137,7 @@ def connect_fresh(
     sample: Sample | None = None,
     before_import: Callable[[], Awaitable[None]] | None = None,
 ) -> Connect:
-    """Return a factory of new connections to a server; `before_import` is awaited before the SDK's import."""
+    """Return a factory of new connections to a server. `before_import`: awaited before `mcp` is imported."""
     options = ClientOptions(
         limits=wiring.process_limits,
         abilities=Abilities(sample=sample, elicit=wiring.elicit),
@@ -248,11 +248,11 @@ def _tell(recorder: Recorder, body: Struct) -> None:
 
 
 _CLOSED: WeakKeyDictionary[Recorder, tuple[Observer, ...]] = WeakKeyDictionary()
-"""The observers of closed traces. Their recorder keeps them, so that a closed runner runs no more turns."""
+"""The observers of closed traces, by recorder. They stay in it and refuse messages, so no turn can run."""
 
 
 class OwnTrace:
-    """A trace that is written until `close`: a file `*.jsonl`, or a run folder in the folder `path`."""
+    """A trace, written until `close`: a file if `path` ends in `.jsonl`, otherwise a run folder in `path`."""
 
     def __init__(self, path: str | os.PathLike[str], recorder: Recorder) -> None:
         target = as_path(path, "trace=")

@@ -327,7 +327,7 @@ class Supervisor:
         return scope
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Note `error` in the trace if possible; cancel all actors. Of several calls, the first counts."""
+        """Note `error` in the trace if possible, and cancel all actors. The first error ends the block."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()

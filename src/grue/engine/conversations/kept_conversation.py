@@ -217,7 +217,7 @@ class KeptConversation:
         self._file: conversation_file.ConversationFile | None = None
         self._unwritten: list[bytes] = []
         self._failed: ConversationError | None = None
-        self._first: WireProfile  # of the current turn's model, as the next field
+        self._first: WireProfile  # the profile of the current turn's model; the next field is its endpoint
         self._endpoint: LlmEndpoint | None
         self._in_ask = threading.Lock()
         self._in_turn = threading.Lock()

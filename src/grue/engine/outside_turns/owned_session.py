@@ -35,7 +35,7 @@ class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like
 
 
 class CancellableConnection(WrappedConnection):
-    """A connection whose call another task can cancel (`calling`). The connection stays usable.
+    """A connection whose call another task can cancel, by the scope `calling`. The connection stays usable.
 
     `blocks` are the content blocks of the last call's result, as the server sent them.
     """

@@ -32,7 +32,7 @@ from grue.tool_sessions.session_pool import SessionPool, SharedSession
 T = TypeVar("T")
 
 _OWN_METHODS = {
-    "tools/call": "Use `call`, which applies the tool policy.",
+    "tools/call": "Use the method `call`.",
     "initialize": "The session is initialized when it is opened.",
 }
 """Methods that `request` refuses, each with advice for the error text."""
@@ -51,7 +51,7 @@ _PAGED = {
 
 _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3
-"""The most times that one call is checked against the tool policy. A change of the tool repeats the check."""
+"""How often a call is checked against the tool policy: again if the tool has changed since the last check."""
 
 
 class SessionSources(Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class ServerSessions:
     """At most one session per server, opened when it is first needed. All calls come from one asyncio loop.
 
     Calls to one server run one at a time, and calls to different servers in parallel. If a server cannot be
-    started, `connect` returns the failure, and the other methods that need it raise `MCPServerStartupError`.
+    started, `connect` returns the failure; other methods that need the server raise `MCPServerStartupError`.
     """
 
     def __init__(self, sources: SessionSources) -> None:
@@ -263,7 +263,11 @@ class ServerSessions:
             )
 
     async def _session(self, server: m.ServerName, *, again: bool = False) -> OwnedSession:
-        """Return a server's session. Open one if there is none or, with `again`, if the server has died."""
+        """Return a server's session. If there is none yet, open one.
+
+        With `again`, also replace a session whose server has died, at most `max_reconnects` times. If such a
+        reconnect fails, all later calls raise its error, unless `max_reconnects` is `None`.
+        """
         state, most = self._states[server], self._sources.max_reconnects
         outcome = state.outcome if state.reconnects else None
         if not isinstance(outcome, m.ServerFailure) or most is None:
@@ -280,7 +284,10 @@ class ServerSessions:
     async def _connected(
         self, name: m.ServerName, *, anew: bool = False
     ) -> m.SessionOpened | m.ServerFailure:
-        """Connect if there is no session, or with `anew` if its server has died; return the last outcome."""
+        """Connect unless the last connect succeeded; with `anew`, also if the server has died since.
+
+        Return the outcome of this connect, or else of the last one.
+        """
         state = self._states[name]
         seen = state.attempts
         async with state.lock:

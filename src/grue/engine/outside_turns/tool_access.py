@@ -39,7 +39,7 @@ class ToolAccess(ABC):
 
     @abstractmethod
     def _outside_turns(self, work: SessionWork[T]) -> T:
-        """Run `work`, blocking."""
+        """Run `work` with the sessions of this object and return its result, blocking."""
 
     def tools(self) -> tuple[m.ToolDefinition, ...]:
         """Return the tools of all servers. Connects if necessary.
@@ -60,7 +60,7 @@ class ToolAccess(ABC):
             name: `SERVER.TOOL`.
 
         Raises:
-            MCPError: The server is not configured. Or the caller is inside a turn of this runner.
+            MCPError: The server is not configured. Or the caller is inside a turn or a call, as for `tools`.
             MCPServerStartupError: The server could not be started.
         """
         return self._outside_turns(lambda sessions: sessions.tool(name))
@@ -78,8 +78,9 @@ class ToolAccess(ABC):
         """Call a tool and return its result. Connects if necessary.
 
         `result.blocks` has the server's own content blocks. Calls in one session run one at a time, calls to
-        different servers in parallel. Ctrl-C cancels the call. A call that the tool policy denies is not
-        made; one that it would ask about is made without asking, because the program itself makes it.
+        different servers in parallel. Ctrl-C cancels the call. A runner makes no call that its tool policy
+        denies. A call that the policy would ask about is made without asking, because the program itself
+        makes it. A `ToolClient` has no tool policy.
 
         Args:
             name: `SERVER.TOOL`.
@@ -89,14 +90,13 @@ class ToolAccess(ABC):
             turn: Number of the turn that the call is recorded in, for a host that makes the calls of a reply
                 itself; 0: the call belongs to no turn.
             definition: The tool's definition, as `tools()` returned it when the call was decided. If the tool
-                has another definition now, the call is not made. `None`: the call is made with any definition
-                of the tool that the policy allows.
+                has another definition now, the call is not made. `None`: its present definition is accepted.
 
         Raises:
-            MCPToolCallError: With `check`: the call failed. `ToolCallTimedOut`, `ToolCallDenied`,
-                `ToolChanged`, `ToolNotFound` and `ToolServerDied` are subclasses.
+            MCPToolCallError: With `check`: the call failed. `ToolCallTimedOut`, `ToolChanged`,
+                `ToolNotFound`, `ToolServerDied` and, from a runner, `ToolCallDenied` are subclasses.
             MCPServerStartupError: The server could not be started.
-            MCPError: The server is not configured. Or the caller is inside a turn of this runner.
+            MCPError: The server is not configured. Or the caller is inside a turn or a call, as for `tools`.
 
         Source: R6.4, R6.5
         """
@@ -131,7 +131,8 @@ class ToolAccess(ABC):
                 `MCPRequestTimedOut` is a subclass.
             MCPServerStartupError: The server could not be started.
             MCPError: The server is not configured. Or `method` is `tools/call` or `initialize`, or is a
-                subscription although no session stays open. Or the caller is inside a turn of this runner.
+                subscription although no session stays open. Or the caller is inside a turn or a call, as for
+                `tools`.
         """
         return self._outside_turns(self._requesting(server, method, params, timeout_s))
 
@@ -211,7 +212,7 @@ class AsyncToolAccess(ToolAccess):
 
     @abstractmethod
     async def _outside_turns_async(self, work: SessionWork[T]) -> T:
-        """Run `work` without blocking the caller's event loop."""
+        """Do the same as `_outside_turns`, without blocking the caller's event loop."""
 
     async def tools_async(self) -> tuple[m.ToolDefinition, ...]:
         """Return what `tools` returns."""

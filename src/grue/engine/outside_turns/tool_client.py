@@ -55,9 +55,9 @@ class ToolClient(ToolAccess):
         recorder: Records the sessions' messages; `None`: they are not recorded.
         process_limits: How server processes are ended, and how large their messages may be.
         elicit: Asks the user a server's question, in the sessions' event loop; `None`: all are declined.
-        max_reconnects: How often each server that has died is connected again, before the next call to it;
-            `None`: without limit, also before `tools()`, and after a start that failed. The call during which
-            a server died is never repeated.
+        max_reconnects: How often each server that has died is connected again, before the next call to it.
+            If that fails, it is not tried again. `None`: without limit, and also by `tools()`. The call
+            during which a server died is never repeated.
 
     Raises:
         MCPConfigError: An argument cannot be used, for example a server's name.
@@ -288,8 +288,8 @@ def decisions_about(
 ) -> dict[str, ApprovalDecision]:
     """Return the decisions about the questions, by call id.
 
-    `answer` is `True` (approve all), `False` (deny all), or one decision for each call. A decision about
-    other arguments or another tool definition than the question's is ignored.
+    `answer` is `True` (approve all), `False` (deny all), or decisions. A decision is ignored if none of the
+    questions has its call id, arguments and tool definition.
     """
     asked = tuple(questions)
     if isinstance(answer, bool):

@@ -231,10 +231,10 @@ def run_in_main_thread(
     """Run a coroutine function in the loop that `run_loop` runs. Ctrl-C cancels it, at an `await`.
 
     The second Ctrl-C calls `force_kill`, which kills the processes that the clean-up waits for. What other
-    signal handlers of the program raise is treated in the same way, except in the host's callbacks, because
-    asyncio would log or lose it. The handlers are replaced before the loop starts, so that asyncio sets none:
-    asyncio's handler of SIGINT would cancel the main task even while the loop starts or ends. Raises what a
-    handler raised, else what the coroutine raised.
+    signal handlers of the program raise is treated in the same way, because asyncio would log or lose it; in
+    the host's callbacks it is raised at once. The handlers are replaced before the loop starts, so that
+    asyncio sets none: asyncio's handler of SIGINT would cancel the main task even while the loop starts or
+    ends. Raises what a handler raised, else what the coroutine raised.
     """
     work = Interruptible()
     raised: list[BaseException] = []
@@ -336,8 +336,8 @@ def restore_interrupt() -> Iterator[None]:
 class InterruptWatch:
     """Detects a Ctrl-C that the asyncio loop of this thread has swallowed. Create it before the work starts.
 
-    A loop of `asyncio.run` handles the first Ctrl-C by cancelling its main task, and so interrupts no
-    blocking call, but the task's count of cancellation requests has grown.
+    At the first Ctrl-C, `asyncio.run` only cancels its main task, which interrupts no blocking call. But then
+    the task's count of cancellation requests has grown, and the watch sees this.
     """
 
     def __init__(self) -> None:

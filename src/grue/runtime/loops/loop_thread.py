@@ -173,11 +173,11 @@ class Call(Future[T]):
 class EpisodeLoop:
     """An event loop in a background thread. Thread-safe.
 
-    `context` is entered when the loop starts; the constructor raises its error. `on_exit` is called in the
-    loop's thread when the loop has ended, also by an error; it must be quick. `force_kill`, which must not
-    wait, kills the processes that the loop waits for, if the loop takes too long to end or a Ctrl-C
-    interrupts `close`. The constructor raises `MCPError` as `refuse_reentry`, in the loop of all greenlets,
-    and if no thread or event loop can be started.
+    `context` is entered when the loop starts; the constructor raises what this raises. `on_exit` is called in
+    the loop's thread when the loop has ended, also by an error; it must be quick. `force_kill`, which must
+    not wait, kills the processes that the loop waits for, if the loop takes too long to end or a Ctrl-C
+    interrupts `close`. The constructor raises `MCPError` as `refuse_reentry` does, if the caller runs in the
+    loop that all greenlets share, and if no thread or event loop can be started.
     """
 
     def __init__(

@@ -167,10 +167,7 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
-    """Return ids that include those of all processes younger than `first`.
-
-    `age_s`: the age of `first` in seconds.
-    """
+    """Return ids that include those of all processes younger than `first`, which is `age_s` seconds old."""
     # The kernel assigns ascending ids, and then starts again with low ids: if the process is so old that the
     # highest id may have been reached since, any id may be newer.
     highest, newest = _highest_id(), _newest_id()

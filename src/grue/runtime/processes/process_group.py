@@ -306,7 +306,7 @@ class ProcessRegistry:
             group.signal(signal.SIGKILL)
 
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
-        """Kill and reap all groups; return how many. `loop_running`: leave the descriptors to a loop."""
+        """Kill and reap all groups; return how many. `loop_running`: an event loop closes the descriptors."""
         groups = list(self._groups.values())
         self.kill_now()
         for group in groups:

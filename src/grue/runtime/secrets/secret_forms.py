@@ -174,7 +174,7 @@ def _replaced(char: str) -> bytes:
 
 
 def _base64_cores(data: bytes) -> list[str]:
-    """Return the parts of `data`'s base64, with 0, 1 or 2 bytes before it, that only `data` determines."""
+    """For 0, 1 and 2 bytes before `data`, return the base64 digits that only `data` determines, 4 a line."""
     cores = []
     for before, start in enumerate((0, 2, 3)):
         encoded = b64encode(b"\0" * before + data).decode()

@@ -200,7 +200,8 @@ def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
 class TraceWriter(Closing):
     """Write a trace file that only its owner can read. Use it as an observer of a `Recorder`.
 
-    Thread-safe. A file lock, where there are any, keeps other writers out. A forked child's writer is closed.
+    Thread-safe. A file lock keeps other writers out, if the file system has locks. In a forked child the
+    writer is closed.
 
     Args:
         episode: Id of the episode, for the file's first line.

@@ -277,10 +277,7 @@ class Recorder:
             )
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Call these functions with each further message of their type, unredacted.
-
-        They replace the functions of an earlier call.
-        """
+        """Call these functions with each further message of their type, unredacted; forget earlier ones."""
         self._watched = watched
 
     def record(
@@ -300,7 +297,7 @@ class Recorder:
         message and those after it may reach them later: await `shown`. `hold_back` delays texts, too.
         """
         self.refuse_observers()
-        # A piece without text means that the model's reply starts again from its beginning.
+        # A piece without text (the model's reply starts again) ends the held-back texts like other messages.
         piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
         shown: object = body
         with self._lock:
