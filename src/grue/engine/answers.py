@@ -213,7 +213,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return the likeliest value of the type in `text`; raises `ValueError` if it has none."""
+        """Return the first of the `_candidates` in `text` that fits the type, or raise `ValueError`."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:

@@ -33,7 +33,7 @@ from grue.tracing.reading import EpisodeEnvelope, open_episode
 T = TypeVar("T")
 
 
-_Asked: TypeAlias = tuple[int, bytes]  # a turn's number, and a digest of its request and of what was before
+_Asked: TypeAlias = tuple[int, bytes]  # a turn's number, and a digest of its request and of its history
 
 
 class _Begun(Struct):
@@ -138,7 +138,7 @@ def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.Hist
     try:
         for step in said:
             if isinstance(step, m.HistoryRewritten | m.RewriteHistory):
-                return None  # of the earlier entries, which the turn rewrote, only the digest is known
+                return None  # the turn rewrote earlier entries, of which only the digest is known
             take_step(history, step)
     except ValueError:
         return None

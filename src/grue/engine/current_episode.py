@@ -85,7 +85,7 @@ class Episode:
     async def call_async(self, work: Work[T], *, beside: bool = False) -> T:
         """Submit work and await its end in the caller's loop.
 
-        A cancellation cancels the work, and waits at most `INTERRUPT_GRACE_S` for its end.
+        If this is cancelled, it cancels the work and waits at most `INTERRUPT_GRACE_S` for its end.
         """
         self.loop.loop_thread.refuse_waiting()
         call = self.submit(work, beside=beside)

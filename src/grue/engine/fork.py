@@ -136,14 +136,14 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
     def asks(self, place: _Place) -> m.ModelAsked | None:
-        """Return the model that the recorded turn asked, as it was asked at `place`; `None`: not known."""
+        """Return the model that the recorded turn asked, as grue knew it at `place`; `None`: not recorded."""
         asks: m.ModelAsked | None = None
         for each in self.envelopes:
             before = each.seq <= place.event.seq
             match each.body:
                 case m.RunTurn(asks=told) | m.TurnForked(asks=told) if told is not None:
                     if not before and asks and (asks.model, asks.address) == (told.model, told.address):
-                        # `told` also has what grue learned later, such as refused settings: undo that.
+                        # `told` has what grue learned after `place`, such as refused settings: undo that.
                         kept = {name: asks.sampling[name] for name in _refused(told) if name in asks.sampling}
                         sampling = kept | told.sampling
                         told = replace(told, form=asks.form, wire=asks.wire, sampling=sampling)

@@ -439,7 +439,7 @@ class RecordedConnection:
 
     @property
     def status(self) -> ConnectionStatus:
-        """The live server's state; without a live server, the default state."""
+        """The live server's state; without a live server, the state of an open connection."""
         return ConnectionStatus() if self._live is None or not self._entered else self._live.status
 
     def _as_recorded(self, found: RecordedCall, tool: str) -> m.ToolCallResult:

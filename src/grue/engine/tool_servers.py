@@ -103,7 +103,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
 
 
 def load_sessions(servers: Collection[ToolServer]) -> None:
-    """Import what sessions of these servers need. For a stdio server, also start the guard process."""
+    """Import the modules for sessions with these servers. For a stdio server, also start the guard process."""
     if any(isinstance(server, McpServer) for server in servers):
         load("grue.transports.mcp.session_parts")
     if any(isinstance(server, HttpServer) for server in servers):
@@ -248,7 +248,7 @@ def servers_for(
     return tuple(
         name
         for name, server in servers.items()
-        if not isinstance(server, McpServer)  # other servers' tools may have any names
+        if not isinstance(server, McpServer)  # tools of other kinds of servers may have any names
         or any(f"{name}.".startswith(start) or start.startswith(f"{name}.") for start in starts)
     )
 
@@ -288,7 +288,7 @@ class PresumedListings:
     def when_called(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], at_s: float
     ) -> tuple[m.PresumedListing, ...]:
-        """Return the known, not outdated listings of a turn's usable servers that start when called."""
+        """Return the known, not outdated listings of servers that start when called and are not given up."""
         found = (
             self._approved(name, command.policy) or self._listing(name, command.policy)
             for name in command.servers

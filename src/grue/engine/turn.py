@@ -374,7 +374,7 @@ class TurnHandle(Generic[R]):
 
 
 class EpisodeMemory:
-    """What a turn of an episode keeps for later turns. Thread-safe: turns may run in parallel."""
+    """An episode's turn numbers so far, and its servers' states. Thread-safe: turns may run in parallel."""
 
     def __init__(self) -> None:
         self.turn = self._highest = 0
@@ -434,7 +434,7 @@ class RestOfTurn(Spending):
         self.spent = whole.spent.less(counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
-        """Return the turn's budget, at most what is left of `episode`; `BudgetSpent`: nothing is left."""
+        """Return the turn's budget, at most what is left of `episode`; raises `BudgetSpent` if nothing is."""
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)
 
@@ -503,8 +503,8 @@ class HostTurn(Generic[T]):
     waits = False
     record: TurnsPast | None = None  # recorded events to repeat first
     earlier: EarlierResults | None = None  # a fork's tool results of earlier turns
-    begun: History | None = None  # what a resumed turn had added to its conversation before
-    started_by: m.RunTurn | None = None  # the start of a resumed turn or fork; `None`: `command` makes it
+    begun: History | None = None  # the entries that a resumed turn added before it was resumed
+    started_by: m.RunTurn | None = None  # the `RunTurn` of a resumed turn or fork; `None`: `command` makes it
 
     def __init__(self, request: TurnRequest[T] | str, settings: TurnSettings, memory: EpisodeMemory) -> None:
         self._request = as_request(request)
@@ -698,7 +698,7 @@ class HostTurn(Generic[T]):
     def _support_check(self) -> policies.SupportCheck:
         states = self._memory.connections
         if all(isinstance(states.get(name), Disabled) for name in self._settings.wiring.servers):
-            return "skip"  # the turn has no servers, or all are disabled, so it offers no tools of servers
+            return "skip"  # the runner has no servers, or all are disabled, so no server's tools are offered
         check = getattr(self._settings.wiring.llm, "support_check", None)
         return "skip" if check is None else check()
 

@@ -124,9 +124,9 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
 
     noted: m.TurnForked | m.WaitEnded | None = None  # the note of the fork or wait; `None`: neither
     begun: Envelope[Any] | None = None  # the last recorded `RunTurn`; `None`: the fork runs the whole turn
-    events: tuple[m.TurnEvent, ...] = ()  # the agent gets these first, and performs no command that follows
-    copied: tuple[Envelope[Any], ...] = ()  # messages that the trace repeats
-    event: Envelope[Any] | None = None  # the agent gets this next, and performs the commands that follow
+    events: tuple[m.TurnEvent, ...] = ()  # the agent gets these first, and carries out no commands
+    copied: tuple[Envelope[Any], ...] = ()  # recorded messages that the fork's own trace repeats
+    event: Envelope[Any] | None = None  # the agent gets this next, and carries out the commands that follow
     rewrites: tuple[m.HistoryRewritten, ...] = ()  # changes of the history that only the fork makes
     reopened: Mapping[m.ServerName, m.OpenSession] = {}  # the commands for the sessions open at the fork
 

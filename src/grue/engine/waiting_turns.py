@@ -101,7 +101,7 @@ class _Room(Struct, frozen=True, kw_only=True):
     read_now: set[str] = field(default_factory=set)
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
-        """Return the reply. If there is none, store the request, unless the budget is reached, and raise."""
+        """Return the reply; else store the request, if the budget has room, and raise `RequestPostponed`."""
         del endpoint
         item = self.files.item_of(self.turn, request, body, self.read_now)
         result = self.files.result(item)

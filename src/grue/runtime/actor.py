@@ -318,7 +318,7 @@ class Supervisor:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> anyio.CancelScope:
-        """Run an actor in a new task; return its scope. `whole`: if it returns, the work of all is done."""
+        """Run an actor in a new task; return its scope. `whole`: when it returns, the others may end, too."""
         scope = anyio.CancelScope()
         if not self._running:
             self._all_done = anyio.Event()
@@ -327,7 +327,7 @@ class Supervisor:
         return scope
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Note `error` in the trace if possible, and cancel all actors. The first error ends the block."""
+        """Note `error` in the trace if possible; cancel all actors. Of several errors the first is raised."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()
@@ -419,7 +419,7 @@ class Supervisor:
 
 
 def raise_crash(actor: str, error: BaseException) -> Never:
-    """Raise `ActorCrashed`, or `error` itself if it is a `TraceError` or one such as `KeyboardInterrupt`."""
+    """Raise `ActorCrashed`; but raise a `TraceError`, or an error such as `KeyboardInterrupt`, as it is."""
     if isinstance(error, TraceError) or not isinstance(
         error, Exception | asyncio.CancelledError | GeneratorExit
     ):

@@ -20,7 +20,7 @@ from grue.runtime.safe_text import well_formed
 
 
 class RunsTurns(Protocol):
-    """The part of a `Runner` that a conversation needs."""
+    """The methods of a `Runner` that a conversation calls."""
 
     def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
         """Run a turn, blocking."""

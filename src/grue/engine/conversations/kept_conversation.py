@@ -155,7 +155,7 @@ def _in_trace(
         if line.line.seq not in ours or line.tag != m.ToolReturned.__name__:
             continue
         text = bytes(line.line.body)
-        if written in text or text.startswith(REFERENCE_START):  # the body may be only a link to a file
+        if written in text or text.startswith(REFERENCE_START):  # the body may be in a payload file
             body = line.envelope().body
             if isinstance(body, m.ToolReturned) and body.call_id == call_id:
                 found = body.result
@@ -261,7 +261,7 @@ class KeptConversation:
         if file is not None:
             kept._append_to(file)
         if saved.mark is None:
-            # No turn can be resumed. If one without a trace was killed, answer the calls that have no answer.
+            # No turn can be resumed. If a turn without a trace was killed, answer its unanswered calls.
             kept.history.close(None)
         return kept
 

@@ -361,7 +361,7 @@ class RecordedTurn:
             if body.task is not None:
                 self._became_task(body, body.task)
         elif isinstance(body, m.TaskCreated):
-            # `TaskCreated` names no call. It is the server's last one: a session makes one call at a time.
+            # `TaskCreated` names no call. It means the server's last: a session makes one call at a time.
             of_server = [each for each in self.called.values() if each.server == body.server]
             if of_server:
                 self._became_task(of_server[-1], body.task)

@@ -51,7 +51,7 @@ _PAGED = {
 
 _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3
-"""How often a call is checked against the tool policy: again if the tool has changed since the last check."""
+"""How often one call is checked against the tool policy at most: again if the tool has changed since."""
 
 
 class SessionSources(Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class SessionSources(Struct, frozen=True, kw_only=True):
 
 
 class ServerSessions:
-    """At most one session per server, opened when it is first needed. All calls come from one asyncio loop.
+    """At most one session per server, opened when it is first needed. Use it in one asyncio loop only.
 
     Calls to one server run one at a time, and calls to different servers in parallel. If a server cannot be
     started, `connect` returns the failure; other methods that need the server raise `MCPServerStartupError`.

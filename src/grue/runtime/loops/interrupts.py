@@ -92,7 +92,7 @@ def ignore_interrupts() -> None:
 def born_without_interrupts() -> Iterator[None]:
     """Protect the processes that are started in the block from Ctrl-C until they call `ignore_interrupts`.
 
-    Otherwise one that is still importing would print a traceback. A process inherits the mask of the thread.
+    Otherwise a process that is still importing would print a traceback. It inherits this thread's mask.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -266,7 +266,7 @@ def _foremost(raised: list[BaseException]) -> BaseException:
     return next((each for each in raised if not isinstance(each, Exception)), raised[0])
 
 
-_deferred: list[BaseException] | None = None  # by the outermost `defer_interrupts` in the main thread
+_deferred: list[BaseException] | None = None  # what `defer_interrupts` keeps; `None`: no such block is open
 
 
 @contextlib.contextmanager
@@ -324,7 +324,7 @@ os.register_at_fork(after_in_child=_give_back)
 
 @contextlib.contextmanager
 def restore_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` for the `RuntimeError` of an interrupted `Condition` (CPython 3.11)."""
+    """Raise `KeyboardInterrupt` for the `RuntimeError` with which CPython 3.11 leaves a `Condition` then."""
     try:
         yield
     except RuntimeError as error:

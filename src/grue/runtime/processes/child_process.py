@@ -27,7 +27,7 @@ from grue.runtime.safe_text import plain_text
 from grue.sandbox.box import Sandbox
 
 CHUNK_BYTES = 65_536  # how much is read from a pipe at once
-_GRACE_AT_LEAST_S = 0.05  # the least that a deadline leaves of the graces before SIGTERM and SIGKILL
+_GRACE_AT_LEAST_S = 0.05  # a deadline shortens the waits before SIGTERM and SIGKILL to no less than this
 _KILL_GRACE_S = 5.0
 
 
@@ -266,7 +266,7 @@ class ChildProcess:
         return "killed"
 
     def _shortened(self, grace_s: float) -> float:
-        """Limit a wait to half of the time left, or `_GRACE_AT_LEAST_S`, because another may follow."""
+        """Limit a wait to half of the time left, as another may follow, but not below `_GRACE_AT_LEAST_S`."""
         left_s = self._close_by - anyio.current_time()
         return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
 

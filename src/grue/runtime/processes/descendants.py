@@ -8,7 +8,7 @@ microseconds it has no effect. The search reads the hard limit, because a proces
 This works only on Linux, and only where `prlimit` and pidfds work; elsewhere nothing is marked or found. A
 process loses the mark if it lowers its hard limit, or raises it as root, or if another program starts it on
 behalf of a server (systemd, Docker, cron). A process is killed through a pidfd that was opened before its
-mark was checked: its id could belong to an unrelated process by then.
+mark was checked, because its id may belong to an unrelated process when it is killed.
 """
 
 from __future__ import annotations

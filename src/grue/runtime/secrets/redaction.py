@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 def extend_to_escapes(written: bytes, found: Found) -> Found | None:
-    r"""Return the span without half escapes of JSON; `None`: it begins in a `\u` escape, or is empty."""
+    r"""Return the span with its ends moved out of escapes; `None`: it begins in a `\u` escape or is empty."""
     start, end = found.start, found.end
     if b"\\" not in written[max(0, start - _BACK) : start] + written[end - _BACK : end]:
         return found
@@ -210,7 +210,7 @@ class _SecretIndex(NamedTuple):
         if self.in_lines and (b"\n" in written or b"\\n" in written):
             if len(written) > _SHORT_TEXT:
                 return _CUT in written or _FULL_LINE in written.translate(_LINES)
-            for probe in self.in_lines:  # a piece of a streamed text may begin in the middle of a line
+            for probe in self.in_lines:  # not `_FULL_LINE`: the text may be a piece that begins within a line
                 if probe in written:
                     return True
         return _CUT in written and bool(self.secrets)
@@ -349,7 +349,7 @@ class Redaction:
         return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
 
     def _secrets_in(self, written: bytes, start: int, end: int) -> list[Iterator[Found]]:
-        """Return iterators over the places of each secret's forms, and of beginnings before an ellipsis."""
+        """Return iterators over the places of each secret's forms, and of beginnings that an ellipsis cuts."""
         secrets = self._index.secrets
         found = [
             _marked(_matches(pattern, written, start, end), secret.placeholder, rank)
