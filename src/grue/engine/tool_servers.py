@@ -103,7 +103,7 @@ def usable_servers(servers: Mapping[str, ToolServer]) -> dict[m.ServerName, Tool
 
 
 def load_sessions(servers: Collection[ToolServer]) -> None:
-    """Import the modules for sessions with these servers. For a stdio server, also start the guard process."""
+    """Import the modules for sessions with these servers; for a stdio server, start the guard process too."""
     if any(isinstance(server, McpServer) for server in servers):
         load("grue.transports.mcp.session_parts")
     if any(isinstance(server, HttpServer) for server in servers):

@@ -324,7 +324,7 @@ os.register_at_fork(after_in_child=_give_back)
 
 @contextlib.contextmanager
 def restore_interrupt() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` for the `RuntimeError` with which CPython 3.11 leaves a `Condition` then."""
+    """Raise `KeyboardInterrupt` if a Ctrl-C in a `Condition` has raised `RuntimeError` (CPython 3.11)."""
     try:
         yield
     except RuntimeError as error:

@@ -349,7 +349,7 @@ class Redaction:
         return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
 
     def _secrets_in(self, written: bytes, start: int, end: int) -> list[Iterator[Found]]:
-        """Return iterators over the places of each secret's forms, and of beginnings that an ellipsis cuts."""
+        """Return iterators over the places of each secret's forms, and of beginnings cut by an ellipsis."""
         secrets = self._index.secrets
         found = [
             _marked(_matches(pattern, written, start, end), secret.placeholder, rank)
