@@ -92,10 +92,7 @@ class Watch:
         return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Replace six or more files of a folder by the folder, and files of packages by the packages' folder.
-
-        Keep the files of a folder that is too wide.
-        """
+        """Replace six or more files, or any in a folder of packages, by the folder, unless it is too wide."""
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
@@ -134,7 +131,7 @@ class Watched(Boxed):
         return self._watching
 
     def run(self, start: Callable[[], Started]) -> Started:
-        """Call `start` in a thread, and record what it and its processes open, change, run and connect to."""
+        """Call `start` in a thread; record what that thread and its children open, change, run and reach."""
         known = known_machine().calls
         names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in known)
         thread: ConfinedThread[Started] = ConfinedThread(lambda: watch(names), start)

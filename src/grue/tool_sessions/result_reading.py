@@ -212,10 +212,7 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str | None]]:
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return a test for a piece of a line, and a quick test for a block of lines.
-
-    If the quick test fails, no line of the block matches the pattern.
-    """
+    """Return a test for a piece of a line, and a quick one for a block: if that fails, no line matches."""
     if len(pattern) > _LONGEST_PATTERN:
         raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")
     test = _compiled(pattern)

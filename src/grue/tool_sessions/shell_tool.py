@@ -64,8 +64,8 @@ class ShellTool(Struct, HostTools, frozen=True, kw_only=True):
         shell: Whether the model passes a string for `/bin/sh`, so any program; needs `commands="any"`.
         inherit: Names of the host's environment variables that a command gets. No others are inherited.
         env: Variables that are added to the inherited ones.
-        timeout_s: Time limit of one command in seconds. If the turn's limit of a call is smaller, the command
-            is ended a little before that limit, so that the model still gets its output.
+        timeout_s: Time limit of one command in seconds. A command is also ended a little before the turn's
+            limit of a call, so that the model still gets its output.
         max_output_bytes: How much of each output stream the model gets: its beginning and its end.
         max_written_bytes: A command that writes more to both output streams together is ended.
         limits: How long a command may take to end after SIGTERM, before it gets SIGKILL.

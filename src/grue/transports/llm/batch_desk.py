@@ -227,10 +227,7 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: batch_forms.BatchState, missing: set[str]) -> bool:
-        """Write the results for ids in `missing` to `draft`, and remove these ids from `missing`.
-
-        Return whether all lines of the results were readable.
-        """
+        """Write results of `missing` to `draft`, and drop their ids. Return whether each line is readable."""
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             async for line in self._lines_of(state, items):
@@ -367,7 +364,7 @@ class _BrokenOff(Exception):  # noqa: N818 - never leaves this module
 
 
 def _is_final(status: int, fault: Fault) -> bool:
-    # A 429 may mean that the credit is used up: then an hour of retries would not help.
+    # A 429 may mean that the credit is used up: then retries for `patience_s` would not help.
     return status not in RETRYABLE or fault.reason == "credit"
 
 

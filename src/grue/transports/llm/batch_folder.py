@@ -102,7 +102,7 @@ class BatchFolder(Closing):
         try:
             with self.using():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # The name "" stands for `path` itself: `parents=True` would create `path` without this mode.
+                # "" is `path` itself: as the parent of a folder (`parents=True`), it would not get the mode.
                 for name in ("", "turns", "requests", "submissions", "replies"):
                     (path / name).mkdir(mode=0o700, exist_ok=True)
                 self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -144,8 +144,8 @@ class BatchFolder(Closing):
         """
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
-        # Find the same request by its body, not by its number: a turn that was interrupted and is run again
-        # may make its requests with other numbers.
+        # Find the same request by its body: a turn that was interrupted and is run again may number its
+        # requests differently. An error that an earlier attempt got is not used: ask again instead.
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id

@@ -91,7 +91,7 @@ async def read_pages(
         if not isinstance(following, str):
             break
         if following in cursors:
-            # No notice for a page that names its own cursor as the next one and adds no tools.
+            # No notice if a page only repeats its own cursor and adds no tools: then nothing is left out.
             if following != cursor or len(tools) > before:
                 notify("bad_tool", f"the listing repeats the cursor {following!r}")
             break

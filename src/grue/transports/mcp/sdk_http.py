@@ -260,7 +260,7 @@ class HttpStream(MessageStream):
 
     Attributes:
         remedy: What the user can do about the broken stream; `None`: no remedy is known.
-        large: Answers too large for the SDK, by the id of the small message that stands in for each.
+        large: Answers that `FilteredEvents` has taken out, by the id of the small event in place of each.
         sessionless: Whether requests leave out the session's id, although the server has given one.
         cancelled: The ids of cancelled requests. If a stream with the answer to such a request breaks off,
             the stream is not resumed.
@@ -298,10 +298,7 @@ class HttpStream(MessageStream):
         self._left = anyio.Event()
 
     async def carry(self) -> None:
-        """Carry messages until `leave`, or until the SDK's transport ends or fails.
-
-        Neither a cancellation nor `break_off` alone ends it.
-        """
+        """Carry messages until `leave` or the transport's end; no cancellation and no `break_off` ends it."""
         try:
             with library_logs_to(self.logged), self._scope:
                 await self._carry_until_finished()
