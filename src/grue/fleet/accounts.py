@@ -71,7 +71,7 @@ class Accounts:
         self._ledger.close()
 
     def costs(self) -> Costs:
-        """Return the cost of ended requests; if requests have no limits, only of those of earlier runs."""
+        """Return the cost of earlier runs and of requests settled here: none, if requests have no limits."""
         return Costs(self.broker.spent, self.broker.overloads, self.broker.refused)
 
     async def admitted(self, wanted: WantedRequest) -> Reservation | str:

@@ -200,7 +200,7 @@ class _Bounded(io.FileIO):
 
 @contextlib.contextmanager
 def _output_in(attempt: Path) -> Iterator[None]:
-    """Let a file take what the work prints, so that it does not disturb the driver's progress display."""
+    """Write what the work prints into a file, because it would disturb the driver's progress display."""
     path = attempt / _OUTPUT
     file = io.TextIOWrapper(io.BufferedWriter(_Bounded(path, "w")), encoding="utf-8", errors="replace")
     with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
@@ -254,7 +254,7 @@ class Engine(Protocol):
         """The queue that gets one `Ended` for each submitted job, also for one that was never begun."""
 
     def costs(self) -> Costs:
-        """Return the cost of ended requests; if requests have no limits, only of those of earlier runs."""
+        """Return the cost of the requests, as `Accounts.costs` does."""
 
     def submit(self, job: Task) -> None:
         """Queue an attempt for the next free slot. If the engine has failed, report `Lost("unable")`."""

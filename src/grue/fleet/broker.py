@@ -386,7 +386,7 @@ _ACCOUNT = frozenset({"key", "credit"})
 
 
 def may_pass(kind: str, reason: str | None) -> bool:
-    """Return whether the network, the endpoint, the key or the account was at fault, not the model."""
+    """Return whether a later try may succeed: network, endpoint, key or account failed, not the model."""
     return kind in _NETWORK or reason in _ACCOUNT
 
 

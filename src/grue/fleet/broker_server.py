@@ -52,7 +52,7 @@ class GiveBack(Struct, frozen=True, tag="give_back"):
 
 
 class Reply(Struct, frozen=True, tag="reply"):
-    """The answer: the request or the server may start, unless `refused` says why it may not."""
+    """The answer: the request or server process may start, unless `refused` says why it may not."""
 
     id: int
     refused: str = ""
@@ -68,7 +68,7 @@ def folder_for_sockets() -> str:
 
 
 class BrokerServer:
-    """Serves the broker to a driver's workers, in a `with` block. `FleetError`: the ledger is unusable."""
+    """Serves the broker to workers, in a `with` block. Raises `FleetError` if the ledger is unusable."""
 
     def __init__(self, folder: FleetFolder, limits: Limits) -> None:
         self.accounts = Accounts(folder, limits)

@@ -354,7 +354,7 @@ _TYPES: dict[Any, str] = {
 class Exported(Struct, kw_only=True):
     """The counts of an export."""
 
-    rows: dict[str, int] = {}  # by table; for training, how many samples or trajectories
+    rows: dict[str, int] = {}  # by table; for training data, by the key `samples` or `trajectories`
     without_trace: int = 0
     left_out: int = 0  # replies without a sample; the module's docstring says why
     damaged: int = 0

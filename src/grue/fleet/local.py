@@ -90,7 +90,7 @@ class LocalEngine:
         self._thread.start()
 
     def costs(self) -> Costs:
-        """Return the cost of ended requests; if requests have no limits, only of those of earlier runs."""
+        """Return the cost of the requests, as `Accounts.costs` does."""
         return self._broker.accounts.costs()
 
     def submit(self, job: Task) -> None:

@@ -1,8 +1,8 @@
 """Run scorers over the finished episodes of a fleet, on the engine that also plays episodes.
 
-The same command tries again what failed, timed out or was over budget. Episodes that are not finished, or
-whose trace was not kept, are only counted. The cost is in a ledger of its own, `DIR/scores/ledger.jsonl`, so
-that judging does not use up the budget of playing.
+Run again, the command tries again what failed, timed out or was over budget. Episodes that are not finished,
+or whose trace was not kept, are only counted. The cost is in a ledger of its own, `DIR/scores/ledger.jsonl`,
+so that judging does not use up the budget of playing.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ with AgentLoop(llm, servers={"files": StdioServer(command="mcp-files")}) as loop
 ```
 
 In a test, `AgentLoop(llm, invoke_mcp_tool=invoke)` calls `invoke(name, arguments)` for each call of an MCP
-tool. Then no server in `servers` is started, and `mcp` need not be installed for MCP tools.
+tool. Then no server in `servers` is started, and the package `mcp` is not needed for MCP tools.
 """
 
 from grue.hosts.agent_loop.events import LoopEvent, ToolEnded, ToolStarted, Words

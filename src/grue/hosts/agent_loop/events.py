@@ -44,7 +44,7 @@ class ToolEnded(Struct, frozen=True, kw_only=True):
 
     Attributes:
         call_id: Unique within one input; the same as in the call's `ToolStarted`, if the call was made.
-        result: The result that the model gets, but not yet cut to its size limit; untrusted.
+        result: The result, before it is cut to the length that the model gets; untrusted.
         duration_s: Seconds that the call took; `None` if the call was not made.
     """
 

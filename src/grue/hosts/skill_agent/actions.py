@@ -37,7 +37,7 @@ class ActionContext(Struct, frozen=True, kw_only=True):
 class McpCall(Struct, forbid_unknown_fields=True):  # noqa: D101
     # Unknown fields are forbidden, because a model may write an argument of the tool beside `arguments`. The
     # tool would then run without this argument.
-    # A reply without `tool_name` is accepted, and its step fails.
+    # A missing `tool_name` is accepted here: then the call's step fails, and not the whole reply.
     tool_name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
 

@@ -130,7 +130,7 @@ class McpManager:
                 `env` and `timeout_seconds`, or `url`, as under `servers` in `agent.yaml`.
 
         Raises:
-            ImportError: The package `mcp` is absent; the text has the command that installs it.
+            MissingDependencyError: The package `mcp` is absent or too old; the text says how to install it.
             MCPServerStartupError: A server that is not optional could not be connected, and
                 `on_connect_failure` is `raise`.
             MCPConfigError: A server's configuration cannot be used.

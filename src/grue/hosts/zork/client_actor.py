@@ -41,9 +41,9 @@ _ALWAYS_PASSED: Mapping[str, Any] = dict.fromkeys(
 class ClientActor(Actor[m.LlmCommand]):
     """Ask a client object for completions, one at a time.
 
-    If a client's `create` takes an argument `name` or `**kwargs`, or cannot be inspected, it is called as
-    that of an `LLMClient`: with all arguments, `None` if not set, and tool names such as `files.read`.
-    Otherwise it is called as that of an SDK: only with the arguments that are set, and tool names that every
+    If a client's `create` takes an argument `name` or `**kwargs`, or cannot be inspected, it is called like
+    that of an `LLMClient`: with all arguments (`None`: not set), and tool names such as `files.read`.
+    Otherwise it is called like that of an SDK: only with arguments that are set, and tool names that every
     endpoint accepts. If the actor is cancelled, a blocking client runs on in its thread and its result is
     dropped. The actor does not retry requests.
     """
