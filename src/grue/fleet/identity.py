@@ -1,8 +1,7 @@
 """The identity of an episode: a hash of everything that decides what the episode is."""
 # Each run of a sweep computes the same id for the same episode; on another machine, too, if the work's name
 # and the paths in the settings are the same there. The hash covers the work's name and version, the case, the
-# repetition, and the content of files in settings that the work declares (`files`); not grue's version,
-# workers, limits or keys.
+# repetition, and the content of files that the work declares; not grue's version, workers, limits or keys.
 
 import hashlib
 import math

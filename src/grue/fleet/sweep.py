@@ -37,8 +37,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         work: The function that plays an episode, as `module:name`, or the name of one of grue's own hosts.
         version: Version of the work; a new version makes new episodes. `None`: as the work declares.
-        grid: The names of settings, each with the values that the setting takes: a list, or
-            `{first = 0, last = 39}`.
+        grid: The names of settings, each with its values: a list, or `{first = 0, last = 39}`.
         cases: Groups of settings that belong together, such as a question and its expected answer. Each group
             is played with each combination of the values in `grid`.
         settings: Settings that all cases have.

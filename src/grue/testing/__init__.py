@@ -3,8 +3,7 @@
 - Servers and models without a network: `mock_server`, `faulty_server`, `task_server`, `fake_tools`,
   `llm_server`, `offline`; pytest fixtures for most of them are in `plugin`.
 - One actor alone, with fakes in place of the other actors, and a virtual clock: `actor_harness`.
-- Assertions on a recorded trace (`replay`, `assert_prefix_stable`), on a turn (`decisions`), and on what code
-  leaves behind (`leftovers`).
+- Assertions on traces (`replay`, `assert_prefix_stable`), turns (`decisions`) and leftovers (`leftovers`).
 """
 
 from grue.runtime.lazy_names import lazy_names

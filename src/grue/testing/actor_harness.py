@@ -175,8 +175,7 @@ class ActorHarness:
 
     Raises:
         RuntimeError: The event loop has no virtual clock.
-        ActorCrashed: The actor has crashed. The next method that lets the actor run raises it, or else the
-            end of the block. It is raised once.
+        ActorCrashed: The actor has crashed. Raised once, by the next method that lets it run, or at the end.
     """
 
     def __init__(self, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:

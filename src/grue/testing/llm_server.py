@@ -277,12 +277,10 @@ class ScriptedLlmServer:
         window: The most tokens that a request may have. The server then counts the tokens of each request and
             puts the number into `usage`. `None`: any number, not counted.
         port: The server's port; 0: a free one.
-        retry_after: The header `Retry-After` of errors that have none, in replies to POST. With `"0"`, a
-            client retries at once.
+        retry_after: `Retry-After` of errors that have none, in replies to POST; `"0"`: retry at once.
 
     Attributes:
-        requests: Every POST so far that was not about batches, refused ones included, and every request that
-            was answered for a batch.
+        requests: Every POST not about batches, refused ones too, and every request answered for a batch.
         listings: Every GET request so far that was not about batches.
         batches: The batches of this endpoint; `batches.faults` makes them fail.
         accepted: Number of connections so far.

@@ -1,8 +1,7 @@
 """A host that gives a model a task, and carries out the actions in the model's replies, step by step.
 
-The prompt lists the actions and the tools. The MCP servers stay connected for the whole run. The main names
-are `Orchestrator`, which runs a task, `load_config`, which reads `agent.yaml`, and `McpManager`, which can be
-used alone.
+The prompt lists the actions and the tools. The MCP servers stay connected for the whole run. `Orchestrator`
+runs a task, `load_config` reads `agent.yaml`, and `McpManager` can be used alone.
 """
 
 from grue.runtime.lazy_names import lazy_names

@@ -68,8 +68,7 @@ class AgentConfig(Struct, kw_only=True):
         reconnect: Whether a server that has died is connected again, at most once.
         on_step_failure: `continue`: the model reads the error. `stop`: the run ends. `retry`: a read-only or
             idempotent step is tried again up to `retries` times before the model reads the error.
-        policy: Its patterns match names such as `agent.write_file`, an action of the agent, and `files.read`,
-            an MCP tool.
+        policy: Its patterns match actions of the agent (`agent.write_file`) and MCP tools (`files.read`).
         skill_servers: Servers whose skills are used, if a person has approved them in `mcp_skills.lock`.
         restrict_tools: Whether to deny every tool that the `allowed-tools` of the skill read last do not
             name, except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.

@@ -253,8 +253,7 @@ class EpisodeSetup(Struct, kw_only=True):
     Attributes:
         game: The game; `None`: the embedded game "The House".
         mcp_manager: Used in place of a manager made from the configuration.
-        langfuse_client: Gets the events of the episode. The orchestrator's `close` flushes this client, and
-            does not shut it down.
+        langfuse_client: Gets the events of the episode. The orchestrator's `close` only flushes it.
         scripted: Whether a script gives the replies, and not an LLM. This value is recorded in the trace and
             the result. If it is true, npx downloads nothing to start the configured server.
         settings: JSON values that are recorded at the episode's start, for a program that resumes it.

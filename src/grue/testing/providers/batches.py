@@ -40,8 +40,7 @@ class BatchFaults(Struct, kw_only=True):
     # `failed`: no request is answered; for Anthropic, as `completed`
     ends: Literal["completed", "expired", "cancelled", "failed"] = "completed"
     why: str = "the file could not be read"  # the reason of a `failed` batch
-    # gets a request's id; returns `None` to answer the request, or what happens to it instead; `lost`: it is
-    # missing from the results
+    # gets a request's id; returns `None` to answer it, or what happens instead; `lost`: it has no result
     unanswered: Callable[[str], Unanswered | None] = lambda _: None
     # gets method, path and count; returns a reply to send instead of carrying out the request
     in_place: Callable[[str, str, int], LlmReply | None] = lambda *_: None
