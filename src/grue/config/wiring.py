@@ -53,7 +53,7 @@ class Configured(Struct, frozen=True):
 
     @property
     def llm(self) -> LlmSettings:
-        """The settings of the configured endpoint; raises the same errors as `llm_settings`."""
+        """The settings of the configured endpoint; may raise `MCPConfigError`."""
         return llm_settings(self.config)
 
 

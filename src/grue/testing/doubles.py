@@ -149,7 +149,7 @@ class MockLLMClient:
         model: str = "mock",
         usage: dict[str, int] | None = None,
     ) -> None:
-        """Add a response to the queue. `finish_reason` `None`: `tool_calls` if it has calls, else `stop`."""
+        """Add a response. `finish_reason` `None`: `tool_calls` if there are calls, otherwise `stop`."""
         # Tool calls are `ToolCall`s, OpenAI's dicts, or `{"name": ..., "arguments": ...}` with JSON text or
         # an object; a missing id is made up.
         calls = [self._tool_call(call) for call in tool_calls or ()]

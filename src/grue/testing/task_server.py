@@ -9,7 +9,7 @@ knows no such task), `refused` (it answers with an error), `unusable` (a state t
 
 `--form experimental` is the form of MCP 2025-11-25, which begins with `initialize`; `--form extension` is the
 form of 2026-07-28, which does not. With `--store FILE` the tasks outlive the process. With `--record FILE`
-the server writes a line for each message that it gets: the method, and the task's id or the tool's name.
+the server writes a line for each request and notification: the method, and the task's id or the tool's name.
 """
 
 import argparse

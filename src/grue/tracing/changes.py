@@ -52,7 +52,7 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return the replayed `command`; if `recorded` is of its kind, with limits and policy as recorded."""
+        """Return the replayed `command`, with limits and policy of `recorded` if both are of one kind."""
         # Otherwise each message that repeats a changed limit or policy would be reported as a difference.
         if not self or type(command) is not type(recorded):
             return command

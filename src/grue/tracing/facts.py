@@ -120,7 +120,7 @@ def as_json(value: object, most: int = 200) -> str:
 class ConditionChanged(Struct, frozen=True, kw_only=True):
     """A part of the configuration, such as the model, that has changed since the last run."""
 
-    # `before` and `now` are its values in words, without secrets.
+    # `before` and `now` are the part's values in words, without secrets.
 
     what: str
     before: str

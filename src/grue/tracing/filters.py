@@ -58,7 +58,7 @@ class Filter(Struct, frozen=True, kw_only=True):
         )
 
     def wants_line(self, line: RecordedLine[EpisodeBody]) -> bool:
-        """Return whether a line's message passes the filter. Decode it only if the filter needs that."""
+        """Return whether a line's message passes the filter. Decode it only if its head is not enough."""
         return (
             self._wants_head(line.line, lambda: turn_of_line(line))
             and (not self.kinds or kind_of_line(line) in self.kinds)

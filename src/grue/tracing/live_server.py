@@ -113,7 +113,7 @@ class LiveFeed:
         turns = tuple(feed.turns())
         if not turns:
             return
-        # `turns` has the turns that changed since the last piece; the other two cover all messages so far.
+        # `turns` has the turns that changed since the last piece; `actors` and `overview` cover all messages.
         so_far = {"turns": turns, "actors": feed.actors, "overview": feed.overview}
         line = msgspec.json.encode({**asdict(feed.take()), **so_far}) + b"\n"
         with self._lock:

@@ -34,7 +34,7 @@ class Overview(Struct, kw_only=True):
     results: m.JsonObject = msgspec.field(default_factory=dict)  # fields of `EpisodeEnded`; see `_PRESENTED`
     resumed: int = 0
     turns: int = 0  # the highest turn number; in a trace with forks, how many forks
-    forks: tuple[str, ...] = ()  # for each, the turn that it repeats and its changes
+    forks: tuple[str, ...] = ()  # for each fork, the turn that it repeats and what it changes
     failures: int = 0  # turns that failed or ended with a fallback
     last: str = ""  # the outcome of the turn that ended last
     messages: int = 0

@@ -109,13 +109,13 @@ class _Prompted(Struct, kw_only=True):
     name: m.ConversationId
     encoded: EncodedConversation
     run: m.RunTurn | None = None
-    whole: bool = True  # whether the trace holds all its earlier messages
-    redacted: bool = False  # whether a secret in its messages was replaced, so that their digest differs
+    whole: bool = True  # whether the trace holds all earlier messages of the conversation
+    redacted: bool = False  # whether a secret in a message was replaced, so that the digest differs
     sent: dict[bool, _Sent] = {}  # the last prompt with tools (`True`) and the last without
     last: _Sent | None = None
-    # For each change of what was said: the unchanged bytes before it, and number and kind of its message.
+    # For each change of the history: how many bytes stayed before it, number and kind of its message.
     blame: list[tuple[int, int, str]] = []
-    asks: m.ModelAsked | None = None  # the model that its turn asks now
+    asks: m.ModelAsked | None = None  # the model that the running turn asks now
     moved: _Place = (0, "")  # the message that chose this model
     adapted: _Place | None = None  # the message that changed the encoding after the last prompt
     notes: list[_Why] = []  # why the next request may offer no tools

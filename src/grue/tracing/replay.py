@@ -39,7 +39,7 @@ _FOLLOWS = frozenset({"whole_chars"})  # not compared: it differs if a secret in
 class AgentTurn(Struct, frozen=True, kw_only=True):
     """A turn's messages from and to the agent."""
 
-    begun: EpisodeEnvelope  # the first message of `inbox`; it carries `run`
+    begun: EpisodeEnvelope  # the first message of `inbox`, with the body `run`
     run: m.RunTurn
     inbox: tuple[EpisodeEnvelope, ...]
     noted: tuple[EpisodeEnvelope, ...]  # `NOTED_EVENTS`, which do not come through the mailbox

@@ -48,7 +48,7 @@ _COLUMNS = (
     _Column("message", 18),
 )
 _GAP = 2
-_SUMMARY_SHARE = 0.42  # of a terminal's width; other columns are left out for it
+_SUMMARY_SHARE = 0.42  # least share of a terminal's width for the summary, before columns are left out
 
 
 class _Layout(Struct, frozen=True):

@@ -116,7 +116,7 @@ class Durations(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> "Durations":
-        """Return the numbers of some durations, which need not be sorted."""
+        """Return the `Durations` of measured times, which need not be sorted."""
         ordered = sorted(seconds)
         if not ordered:
             return cls()

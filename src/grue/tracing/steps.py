@@ -223,7 +223,7 @@ _MOVING = frozenset({
 
 
 def moves_steps(kind: type) -> bool:
-    """Return whether `StepTracker.take` needs the messages of this class."""
+    """Return whether messages of this class can begin or end a step, and so have to be decoded."""
     if issubclass(kind, Fact):
         return kind.between_turns or bool(kind.step) or issubclass(kind, EpisodeResumed)
     return kind in _MOVING

@@ -159,7 +159,7 @@ class _Rows:
         yield from self._requests.values()
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """Store the dropped request's row under `seq`, the number of `drop`: it causes the `ReplyDropped`."""
+        """Keep the dropped request's row under `seq`, the number of `drop`, where `ReplyDropped` finds it."""
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
                 self._requests[seq] = self._requests.pop(asked)

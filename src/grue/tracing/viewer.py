@@ -35,7 +35,7 @@ SCRIPTS = (
 
 
 def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
-    """Write a trace as a page that only its owner can read, and return the episode's overview."""
+    """Write a trace as a page that only the user can read, and return the episode's overview."""
     # The same trace and title give the same bytes. The page gets the modification time that the trace had
     # before: if the trace grows meanwhile, the page is older than it. `TraceError` leaves no partial page.
     reader = open_episode(trace)
@@ -101,7 +101,7 @@ def write_pieces(
     side: int = 0,
     turns: dict[int, int] | None = None,
 ) -> EpisodePage:
-    """Write a trace's messages in pieces, each in a `<script>`; return the rest of the page's data."""
+    """Write a trace's messages in pieces, each in a `<script>`; return the page's data without messages."""
     # `side` is the trace's number in the page. `turns` has numbers of messages as keys; each value is set to
     # the turn under which the page shows the message.
     feed = PageFeed(images)

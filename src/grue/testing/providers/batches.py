@@ -44,7 +44,7 @@ class BatchFaults(Struct, kw_only=True):
     unanswered: Callable[[str], Unanswered | None] = lambda _: None
     # gets method, path and count; returns a reply to send instead of carrying out the request
     in_place: Callable[[str, str, int], LlmReply | None] = lambda *_: None
-    # gets the same; returns a reply to send in place of the right one, after carrying out the request
+    # gets the same as `in_place`; returns a reply to send instead of the one to the carried-out request
     after: Callable[[str, str, int], LlmReply | None] = lambda *_: None
     # gets the content of a results file and the count; returns what to send
     results: Callable[[bytes, int], bytes] = lambda lines, _: lines

@@ -196,7 +196,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(response: Json) -> dict[str, list[Json]]:
-    """Return the reasoning that later requests must repeat, by the calls' ids; without calls, the reply's."""
+    """Return the reasoning that later requests repeat, by the calls' ids; without calls, the reply's id."""
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]
     ids = [item["call_id"] for item in items if item["type"] == "function_call"] or [response["id"]]

@@ -43,10 +43,10 @@ def warn_once(warn: Warn | None = None) -> Warn:
 
 
 class Consumer(Protocol):
-    """Sends what it makes from envelopes. The outbox calls it in its thread, and counts its exceptions."""
+    """Sends envelopes to a backend, in the backend's form. An outbox calls it, and counts its exceptions."""
 
     def consume(self, envelope: Envelope[Any]) -> None:
-        """Send, or store until `finish`, what the next envelope yields. May block."""
+        """Send what the next envelope yields, or store it until `finish`. May block."""
         ...
 
     def finish(self) -> None:

@@ -166,7 +166,7 @@ class ToolSession(Struct, frozen=True, kw_only=True):
 
 
 class Generation(Struct, frozen=True, kw_only=True):
-    """One completion: its request, with the messages before it (`sent`)."""
+    """One completion: its request, and the conversation up to and with the request (`sent`)."""
 
     request: m.RequestCompletion
     asks: m.ModelAsked  # its texts are empty while they are unknown
