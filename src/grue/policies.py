@@ -68,7 +68,7 @@ SettlementKind: TypeAlias = Literal[
 FailureKind: TypeAlias = Literal[
     "refused", "unavailable", "timed_out", "invalid_reply", "damaged", "unreachable"
 ]
-"""How a completion request failed, which decides whether it is sent again."""
+"""How a completion request failed, which decides on retries. `LlmFailure` explains the words."""
 
 FailureReason: TypeAlias = Literal[
     "key",

@@ -76,7 +76,7 @@ from grue import messages as m
 from grue.protocol.turn import asking, end, resuming, sessions, tools
 from grue.protocol.turn import states as s
 
-_UNEXPECTED_AT_THE_END = (m.RunTurn, m.SessionClosed)
+_UNEXPECTED_AT_THE_END = (m.RunTurn, m.SessionClosed)  # other events may come late and are ignored
 AGENT = "agent"
 
 NOTED_EVENTS = (m.DeadlinePassed, m.TurnInterrupted, m.ToolsPresumed, m.TurnForked, m.WaitEnded)

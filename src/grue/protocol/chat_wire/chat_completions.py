@@ -291,7 +291,7 @@ class ChatAssembler:
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # No endpoint needs several choices in a chunk, and reading them takes time, so `held` counts them.
+        # No endpoint needs several choices in a chunk. They count in `held`, whose limit bounds the work.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -315,7 +315,7 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # A large value counts even after it is replaced, so that the limit on `held` also limits weighing.
+        # A large value counts even after it is replaced, so that the limit on `held` bounds the work, too.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value

@@ -32,9 +32,9 @@ _MOST_TOLD = 2_000
 """With branches such as `anyOf`, the most nested values for which the validator, which copies them all, says
 what is wrong."""
 
-_MOST_WORK = 200_000
+_MOST_WORK = 200_000  # the most parts and keywords that `_most_parts` looks at
 _MOST_COMPILED = 64
-_REGEX_BYTES = 100_000
+_REGEX_BYTES = 100_000  # the most memory of a compiled regular expression
 _TOO_MUCH = "it is nested too deeply, or too many of its parts apply to one value"
 _FAULT_CHARS = 300
 _QUOTED_CHARS = 100
@@ -52,12 +52,12 @@ _DIALECTS = {
 _OUTSIDE: dict[str, Any] = {}  # the schemas that a schema may refer to by a URL: none
 _TOO_OLD = ("http://json-schema.org/draft-03/schema", "http://json-schema.org/draft-04/schema")
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_BESIDE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
+_BESIDE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")  # their schemas apply to the same value
 _DEPENDENT = ("dependentSchemas", "dependencies")
 _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", *_DEPENDENT))
 """Keywords whose value has a schema for each name."""
 
-_DATA = frozenset(("const", "enum", "default", "examples"))
+_DATA = frozenset(("const", "enum", "default", "examples"))  # keywords whose value is no schema
 _MOST_STEPS_TO_DEFAULT = 3
 """How many references and combinations are followed when a property's default is looked for."""
 
@@ -86,7 +86,7 @@ class NotCheckedError(Exception):
 
 
 def check_of(schema: m.JsonObject) -> Check:
-    """Compile a schema, cached. One that cannot be used may raise any exception; `reason(error)` says why.
+    """Return the check by a schema, often from a cache. An unusable schema may raise anything: see `reason`.
 
     A property with a default may be left out, even if it is `required`: some libraries write such schemas.
     """

@@ -119,7 +119,7 @@ def force(turn: Turn, reason: ForceReason, new: Items, notes: Commands = ()) -> 
 
 SUMMARY = "Summary of the conversation so far, which takes its place:\n{summary}"
 
-_SUMMARY_SHARE = 10
+_SUMMARY_SHARE = 10  # a summary may fill one tenth of the context window
 _WORDS_PER_TOKEN = 0.7
 _MOST_WORDS = 2000
 _WINDOW = 128_000  # the context window, in tokens, that is assumed for `ToolSearch.above` if none is known

@@ -64,7 +64,7 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
     """Waits for the outcome of attempt number `attempt`; `clears`: the agent can shorten the history.
 
     `request`: the number of the completion in its turn. `failed`: the failures that used up a retry.
-    `lowered`: the reply's token limit has been lowered.
+    `lowered`: the reply's token limit has been lowered. `cut`: the cut reply that a longer one is to replace.
     """
 
     request: int
@@ -267,7 +267,7 @@ PAUSE_S, LONGEST_PAUSE_S = 30.0, 900.0
 """How long a model is paused after one failure, and at most after many, unless its endpoint asks for more."""
 _LONGEST_ASKED_S = 86_400.0  # the longest wait that an endpoint can ask for: some ask for years, by mistake
 _CANNOT_BE_ASKED = frozenset({"unreachable", "unavailable", "timed_out", "damaged"})
-_SHOWN = 300
+_SHOWN = 300  # characters of an earlier failure's message that `after_all` repeats
 
 
 class Breaker(Struct, frozen=True):

@@ -35,6 +35,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
             the servers, as far as `RunTurn.tools` selects them; then `read_result`, if it is offered.
         relisted: Whether the tools have changed since the last request that offered them.
         open: Servers whose session has to be closed before the turn ends.
+        unstarted: Servers that start when they are called, and that no call has started yet.
+        serving_unlisted: Servers that take calls of tools which they do not list.
         iterations: Replies with tool calls so far, to requests that offered tools.
         requests: Requests so far; in a resumed turn also those that were `sampled` before it was parked.
         sampled: Finished requests of servers to the model (sampling), which `usage` counts too.
@@ -47,6 +49,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         used: For each tool that has a `max_calls`, how many calls of it the tool policy has let through.
         told: The answers to the last reply's tool calls, until a request sends them to the model.
         reminded: Whether the model has been reminded not to write tool calls as text.
+        searching: Whether requests offer `find_tools` and `call_tool` in place of most tools (`ToolSearch`).
     """
 
     run: m.RunTurn
@@ -272,6 +275,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
     Attributes:
         open: The calls that are to be made, in order, some of them only if a person approves.
         earlier: Records of the calls that were answered before the turn was resumed.
+        settled: `earlier`, and records of the calls that are not made.
         used_before: `Turn.used` without the calls of this reply.
         noted: Notes about calls that are not made, each to be recorded when the calls before it are settled.
     """
