@@ -153,6 +153,7 @@ def _is_struct(kind: object) -> bool:
 
 
 def _fault(settings: Struct, name: str, value: object, above_0: bool | None, *, show_words: bool) -> str:
+    """Return what is wrong with a field, as the end of an error text; empty: it fits, or was converted."""
     declared, plain = _types(type(settings))[name]
     if type(value) in plain:
         return _number_fault(value, declared, above_0)

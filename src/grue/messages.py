@@ -707,7 +707,7 @@ user's `cache`, the listing file beside the tool lock (`locked`), or the host's 
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):
-    """The tools that grue expects a server to list in this turn, as its options and the tool lock allow."""
+    """The tools that grue expects a server to list, without those that its options or the lock exclude."""
 
     server: ServerName
     tools: tuple[ToolDefinition, ...]

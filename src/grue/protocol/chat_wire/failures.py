@@ -293,12 +293,12 @@ def fault_of_status(
 
 
 def fault_of_error(error: object) -> Fault:
-    """Read an error object that came with HTTP status 200, as a body or within a stream."""
+    """Return the fault in an error object that came with HTTP status 200, as a body or within a stream."""
     return _fault(_error_status(error) or 200, error_words(error), _codes(error), _wait_of(error))
 
 
 def fault_in(answer: m.JsonObject, missing: str) -> Fault:
-    """Read an object with status 200 that is an error of any shape, or lacks what `missing` says."""
+    """Return the fault of a body with status 200 that is an error, or is incomplete: `missing` says how."""
     fault, said = error_in(answer), _said_beside(answer)
     return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
 

@@ -410,7 +410,7 @@ class Assembler(Protocol):
 
     @property
     def held(self) -> int:
-        """A rough size of the reply so far: characters of its texts, plus the `weight` of other values."""
+        """A rough size of the reply so far, to limit it: its texts' characters and other values' `weight`."""
 
     @property
     def whole(self) -> bool:

@@ -7,9 +7,8 @@
   unless `FailurePolicy(after_timeout="continue")`. It is also skipped after the server's death.
 - A call that an earlier process has sent (`ServerCall.task`) is not sent again. If the server has died or no
   longer knows the task, the answer to the call says that the call may have taken effect.
-- A call that is refused before it is sent, for instance because its arguments do not match the tool's schema,
-  or because the tool has changed since the call was allowed, is settled by a `ToolSkipped` that is `refused`,
-  and the batch goes on.
+- A call is not sent if the tool does not accept its arguments, or has changed since the call was allowed. It
+  is settled by a `ToolSkipped` that is `refused`, and the batch goes on.
 - Every call gets exactly one settlement.
 - If the server's tools have changed, they are listed again before the next call, and before the settlement of
   a batch's last call is reported: after that the turn may ask the model again, with the new tools.
