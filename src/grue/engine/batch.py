@@ -138,7 +138,7 @@ def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.Hist
     try:
         for step in said:
             if isinstance(step, m.HistoryRewritten | m.RewriteHistory):
-                return None  # the turn rewrote earlier entries, of which only the digest is known
+                return None  # the turn may have rewritten earlier entries, of which only the digest is known
             take_step(history, step)
     except ValueError:
         return None

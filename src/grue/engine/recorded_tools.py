@@ -289,7 +289,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
     record: TurnRecord
     misses: Misses
-    results: Mapping[str, m.ToolCallResult]  # instead of recorded results, by the ids of the calls
+    results: Mapping[str, m.ToolCallResult]  # new results in place of recorded ones, by the ids of the calls
     where: str  # names the turn in errors
     approve: Approve | None
 

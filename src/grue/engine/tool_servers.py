@@ -142,7 +142,7 @@ def with_settings(
 ) -> dict[m.ServerName, ToolServer]:
     """Return the servers, with `start` where their own option is `None`.
 
-    `MCPConfigError`: `limits` or `policy` names a server that is not in `servers`, and these are not empty.
+    `MCPConfigError`: `limits` or `policy` names a server that is not in `servers`, unless `servers` is empty.
     """
     named = (
         ("FailurePolicy", "first_connects", policy.first_connects if policy else {}),

@@ -107,7 +107,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
     tool_search: ToolSearch | None = None
     user_stub: str = ""
     on_delta: Callable[[m.TextDelta], None] | None = None
-    final_request: str = m.FINAL_REQUEST.replace("action", "answer")  # the text was written for games
+    final_request: str = m.FINAL_REQUEST.replace("action", "answer")  # `FINAL_REQUEST` is worded for games
     repair_request: str = m.REPAIR_REQUEST
     images: Sequence[Image] = ()
     history: Sequence[m.HistoryItem | m.SystemText] = ()

@@ -94,7 +94,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     approval: Approval = Approval()
     under_way: TurnsUnderWay = field(default_factory=TurnsUnderWay)
     runner: object = field(default_factory=object)  # the same in the wirings of all turns of a runner
-    presumed: PresumedListings | None = None  # if turns may use earlier tool lists before the servers start
+    presumed: PresumedListings | None = None  # `None`: the first request waits for the servers' tool lists
 
     def lending(
         self,

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from grue.errors import MCPConfigError, MCPError, TraceError
 from grue.field_checks import shown
 
-MAX_LINE_BYTES = 512 * 2**20  # of a trace line or payload; room for a batch's reply even if it is all escaped
+MAX_LINE_BYTES = 512 * 2**20  # of a trace line or payload; enough for a batch's reply with all of it escaped
 _USUAL_LINE = 2**20
 _CHUNK = 2**20
 

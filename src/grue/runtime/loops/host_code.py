@@ -79,7 +79,7 @@ def current_task() -> asyncio.Task[Any] | None:
 def single(error: BaseException) -> BaseException:
     """Unwrap `HostCodeFailed` and groups. Several `Exception`s stay a group.
 
-    Of a group's exceptions, `KeyboardInterrupt` and `SystemExit` come first.
+    But if a group has a `KeyboardInterrupt` or `SystemExit`, only this is returned.
     """
     while True:
         match error:

@@ -406,7 +406,7 @@ class ServerProcess(ChildProcess):
             return  # another task is still receiving, which drains the pipe
 
 
-_READS_AT_END = 64  # more chunks than a full pipe holds; some process may go on writing
+_READS_AT_END = 64  # more chunks than a full pipe holds; limited, because some process may go on writing
 
 
 class Capture:

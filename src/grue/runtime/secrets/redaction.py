@@ -73,7 +73,7 @@ def _is_escaped(written: bytes, at: int) -> bool:
 
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][-+.eE0-9]*', re.DOTALL)
-_LONGEST_WORD = 400  # bytes; no longer span is looked for in numbers: floats have up to 309 digits
+_LONGEST_WORD = 400  # bytes; longer spans are not looked for in numbers: floats have up to 309 digits
 _MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
 
 

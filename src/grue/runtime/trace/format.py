@@ -23,7 +23,7 @@ from grue.runtime.large_data import STEP, count_of
 from grue.runtime.safe_text import beginning, printable
 
 FORMAT = 2  # Readers accept all older formats, too. Format 1 had no payloads.
-TRACE_FILE = "trace.jsonl"  # in a run folder
+TRACE_FILE = "trace.jsonl"  # the name of the trace in a run folder
 
 
 def trace_in(path: str | os.PathLike[str]) -> Path:
@@ -83,7 +83,7 @@ class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
     bytes: int
 
 
-REFERENCE_START = b'{"$payload":'  # of a `PayloadReference`; a message begins with its tag
+REFERENCE_START = b'{"$payload":'  # how a `PayloadReference` begins; a message begins with its tag
 _TAG_AT_START = re.compile(rb'\{"type":"([\w.]{1,100})"')
 
 
@@ -154,7 +154,7 @@ _PACKED = (
 )
 
 
-MAX_DEPTH = 250  # of a body, in levels; small enough for a recursive reader
+MAX_DEPTH = 250  # most levels of nesting in a body; few enough for a recursive reader
 # What decoding an untrusted file can raise; `MCPConfigError` if a message in it has an invalid limit.
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MCPConfigError)
 _LATEST_S = 1e11  # with larger times, in seconds, the arithmetic of readers would overflow
