@@ -199,7 +199,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def servers(self) -> Sequence[str]:
-        """Names of the tool servers, in order."""
+        """Names of the tool servers, in the order of `servers=`."""
         return tuple(self._wiring.servers)
 
     @property
