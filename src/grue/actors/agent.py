@@ -81,7 +81,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def tools(self) -> tuple[m.ToolDefinition, ...]:
-        """The tools so far; empty before and after the turn. Any thread may read it: states are immutable."""
+        """The tools so far; empty before and after a turn. Any thread may read them: states are immutable."""
         state = self._state
         return () if isinstance(state, s.Idle | s.Finished) else state.turn.tools
 

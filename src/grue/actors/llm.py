@@ -334,7 +334,7 @@ class LentConversation(Struct):
         """Add a request's texts and tool results to the conversation, save them, and return what to send.
 
         If `command.aside` is set (the request is for a summary), they are added to a copy, nothing is saved,
-        and the copy is returned. If the texts may be `long` (megabytes), they are encoded in a thread.
+        and the copy is returned. Otherwise, texts that may be `long` (megabytes) are encoded in a thread.
         """
         if command.aside:
             return self.encoded.aside(command.new, command.mode)

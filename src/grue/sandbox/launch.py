@@ -52,8 +52,8 @@ class SandboxWarning(RuntimeWarning):
 class Boxed:
     """One start of a program in its box, made by `boxed`, and what has to be removed after the program's end.
 
-    `env` is the program's environment: `TMPDIR` is the scratch folder, and so is `HOME`, unless `opens_home`
-    is true for the box. On a system for which grue has no boxes, `env` stays as it was given.
+    `env` is the program's environment, with the scratch folder as `TMPDIR` and, unless `opens_home` is true,
+    as `HOME`, and with the gate's proxy. If grue has no boxes for this system, `env` stays as it was given.
     """
 
     def __init__(self, box: Sandbox, *, cwd: str, scratch: str | None = None, **start: Unpack[Start]) -> None:

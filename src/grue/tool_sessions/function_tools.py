@@ -279,11 +279,7 @@ class ToolContext:
             raise ToolCancelled(f"The call of {self.server}.{self.tool} was cancelled.")
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep, but wake up at once if `cancelled` becomes true. For plain functions; it blocks the thread.
-
-        Returns:
-            The value of `cancelled`.
-        """
+        """Sleep, but wake up at once if `cancelled` becomes true; return its value. It blocks the thread."""
         return self._cancelled.wait(timeout_s)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:

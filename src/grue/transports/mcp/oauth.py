@@ -231,9 +231,8 @@ class Authorizer:
     async def token(self) -> str:
         """Return the token for a request, or an empty text if no token is stored.
 
-        A token that expires soon is renewed first, if there is a refresh token.
-
-        Raises `AuthorizationRefused` if tokens cannot be read or stored.
+        A token that expires soon is renewed first, if there is a refresh token. Raises `AuthorizationRefused`
+        if tokens cannot be read or stored.
         """
         if not self._loaded:
             self._use(await self._load())
