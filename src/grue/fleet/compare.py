@@ -123,7 +123,7 @@ class Options(Struct, frozen=True, kw_only=True):
     # the score of a failed episode; `None`: 0, but if lower is better, a failed episode is an error
     failed_as: float | None = None
     passing: float | None = None  # the worst score that passes; `None`: see `Passing.of`
-    # settings whose equal values make groups of cases that depend on each other
+    # cases with equal values of these settings depend on each other and form a group
     cluster: tuple[str, ...] = ()
     margin: float | None = None  # the smallest loss that matters; becomes `Comparison.target`
 

@@ -15,6 +15,7 @@
     DIR/ab/ID/commit.json          the result; written once
     DIR/ab/ID/commit/commit.json   the result, if the file system has no hard links
     DIR/ab/ID/scores/NAME@VERSION.json   a score that a scorer or a person has given later
+    DIR/ab/ID/requests.jsonl, replies.jsonl   only with batches; see `batches.py`
 
 An episode is done when `commit.json` exists, which is written once even if two workers finish the same
 episode. The work can do anything to its episode's files. So a file that cannot be read is an error of its

@@ -46,7 +46,7 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     system: str | None = None
     llm: dict[str, Any] = {}  # changed settings of the model, as in `--set llm.NAME=VALUE`
     changes: dict[str, Any] = {}  # limits and policies, as in `Runner.fork`
-    misses: Misses = "fail"  # for a tool call whose result is not in the trace
+    misses: Misses = "fail"  # what happens at a tool call whose result is not in the trace
     seed: int = 0
 
 

@@ -118,7 +118,7 @@ class Judge(Struct, kw_only=True):
         return manager.routes.called.get(name) if manager is not None and isinstance(name, str) else None
 
     def _skill_in_use(self) -> tuple[str, Grant]:
-        """Return the name and the `allowed-tools` of the skill read last; both are empty if it has none."""
+        """Return name and grant of the skill read last; both empty without a skill or `allowed-tools`."""
         run = self.run
         read = [
             step.target for step in run.results if (step.action, step.status) == ("use_skill", "completed")

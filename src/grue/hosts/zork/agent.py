@@ -396,7 +396,7 @@ class ZorkAgent:
         weakref.finalize(self, self._langfuse.close, timeout_s=0)
 
     def _wait_for_langfuse(self) -> None:
-        """Wait until the Langfuse client has the turn's events. If that took too long once, do not wait."""
+        """Wait up to 2 s until the Langfuse client has the turn's events; after one timeout, never again."""
         if self._langfuse is not None and self._langfuse_keeps_up:
             self._langfuse_keeps_up = self._langfuse.wait_idle(_TOLD_S)
 

@@ -69,7 +69,7 @@ class MCPManager:
 
     Attributes:
         ignored_servers: Names of the other servers in the file, which are not used.
-        config_warnings: A sentence for each other part of the file that has no effect.
+        config_warnings: A sentence for each part of the file, beside these servers, that has no effect.
         connection: Untried, proven or disabled in this episode. A program may store and set it.
 
     Source: R2.1-3, R2.5, R2.6

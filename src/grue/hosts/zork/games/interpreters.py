@@ -90,7 +90,7 @@ class InterpreterProcess:
         self._end = weakref.finalize(self, _end, self._process, folder, os.getpid())
 
     def exchange(self, line: str | None) -> tuple[str, str]:
-        """Send a line (`None`: only read), and return the printed text and the prompt at its end."""
+        """Send a line, if given, and return the text printed since, and the prompt at its end."""
         mark = secrets.randbelow(900_000) + 100_000  # six digits: the interpreter rounds longer numbers
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
         with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
@@ -146,7 +146,7 @@ class InterpreterProcess:
 
 def _end(process: subprocess.Popen[bytes], folder: str, owner: int) -> None:
     is_forked = os.getpid() != owner  # in a forked child, leave the game to the parent
-    # While `returncode` is `None`, the process id and the group id cannot belong to another process.
+    # While `returncode` is `None`, the process is not reaped, so no other process or group can have its id.
     if process.returncode is None and not is_forked:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
