@@ -56,7 +56,7 @@ class Episode:
     ) -> None:
         self._registry = ProcessRegistry()
         self.resources = TurnResources(registry=self._registry, sampling=CurrentSampler())
-        self.users = 0  # the number of calls that use the episode now
+        self.users = 0  # how many turns and other pieces of work use the episode now (`_running`, `_leave`)
         self.expects_turns = True  # prewarm sessions also for turns that were not submitted yet
         # Each running turn takes a slot. Unless `sessions` is `fresh`, each slot has its own session pool.
         self._slots: list[TurnResources] = []
@@ -123,7 +123,7 @@ class Episode:
     async def _open(self, group: TaskGroup) -> AsyncIterator[None]:
         self._slots = [self.resources] * self._at_once
         if self._sessions != "fresh":
-            # Import `SessionPool` here: with `keep="nothing"` no turn needs it, and the import takes time.
+            # Import `SessionPool` here: turns with fresh sessions do not need it, and the import takes time.
             with importing():
                 from grue.tool_sessions.session_pool import SessionPool
 

@@ -93,10 +93,7 @@ class _Place(Struct, frozen=True):
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """The messages of a recorded turn.
-
-    `earlier`: if the turn continues a conversation, the messages before the turn.
-    """
+    """The messages of a recorded turn. `earlier`: those before it, if the turn continues a conversation."""
 
     path: Path
     episode: str
