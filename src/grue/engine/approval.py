@@ -241,7 +241,7 @@ class DurableConnection(WrappedConnection):
         self._read_only: set[str] = set()
 
     async def open(self, timeout_s: float) -> Listing:
-        """Open the connection."""
+        """Open the connection, and note which of its tools are read-only."""
         listing = await self._connection.open(timeout_s)
         self._learn(listing.tools)
         return listing

@@ -143,7 +143,7 @@ _DESCENDANTS_S = 1.0  # to kill processes that left the group: one that keeps fo
 
 
 class SpawnError(MCPError):
-    """The process could not be started; `missing` is the command, if it was not found."""
+    """The process could not be started. `missing`: the command, if it was not found. `remedy`: advice."""
 
     def __init__(self, message: str, *, missing: str | None = None, remedy: str | None = None) -> None:
         super().__init__(message)

@@ -195,11 +195,11 @@ class Recorder:
         self._redaction.hide(name, value)
 
     def redacted(self, written: bytes, *, numbers: bool = False) -> bytes:
-        """Return JSON with the known secrets in strings replaced; `numbers`: those in numbers, too."""
+        """Return JSON with the secrets in strings replaced; `numbers`: those in numbers, too."""
         return self._redaction.redact_json(written, numbers=numbers)
 
     def redacted_text(self, text: str) -> str:
-        """Return a text with the known secrets replaced."""
+        """Return a text with the secrets replaced."""
         return self._redaction.redact_text(text)
 
     def redacted_body(self, body: B) -> B:
