@@ -88,8 +88,8 @@ class _Place(Struct, frozen=True):
     event: EpisodeEnvelope  # the last recorded message before the place
     events: tuple[m.TurnEvent, ...]  # what the agent got before `event`; empty: the whole turn is run again
     opened: tuple[m.ServerName, ...] = ()  # the servers whose sessions are open there
-    spent: Spent = Spent()  # what the turn had spent before, which the fork does not pay again
-    iterations: int = 0  # the number of replies with tool calls before
+    spent: Spent = Spent()  # what the turn had spent before the place, which the fork does not pay again
+    iterations: int = 0  # the number of replies with tool calls before the place
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):

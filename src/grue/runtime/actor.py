@@ -318,7 +318,7 @@ class Supervisor:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> anyio.CancelScope:
-        """Run an actor in a new task; return its scope. `whole`: when it returns, the block's work is done."""
+        """Run an actor in a new task; return its scope. `whole`: when it returns, the work of all is done."""
         scope = anyio.CancelScope()
         if not self._running:
             self._all_done = anyio.Event()
