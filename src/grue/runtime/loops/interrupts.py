@@ -92,7 +92,7 @@ def ignore_interrupts() -> None:
 def born_without_interrupts() -> Iterator[None]:
     """Protect the processes that are started in the block from Ctrl-C until they call `ignore_interrupts`.
 
-    Otherwise a process that is still importing would print a traceback. It inherits this thread's signal mask.
+    A process that is still importing would print a traceback. It inherits the signal mask of this thread.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
