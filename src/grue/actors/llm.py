@@ -390,7 +390,7 @@ class _Asked(Struct):
     conversation: EncodedConversation  # the one in `lent`, or for `command.aside` a copy
     lent: LentConversation
     asking: Asking
-    begun: float  # when the request was received
+    begun: float  # when the request was received, on the event loop's clock
     failures: tuple[m.LlmFailure, ...] = ()
 
 

@@ -29,7 +29,7 @@ class CurrentSampler:
     """Forwards sampling requests to the running turn, because a pooled session may outlive its turn."""
 
     def __init__(self) -> None:
-        self.sampler: Sampler | None = None  # of a running turn that allows sampling
+        self.sampler: Sampler | None = None  # that of the running turn, if it allows sampling
 
     def on_behalf_of(self, server: m.ServerName, *, beside: Sampler | None = None) -> Sample:
         """Return the function that answers the sampling requests of one server."""

@@ -53,7 +53,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
 
     system: str
     supported: bool = True  # whether grue can make any box on this kind of system
-    landlock: int  # version of its interface; 0: the kernel has none
+    landlock: int  # the version of Landlock; 0: the kernel has none
     seccomp: bool
     listener: bool  # whether a filter can ask about a call, as a list of hosts needs
 

@@ -285,7 +285,7 @@ class _Ahead(Struct, frozen=True):
 
     system: tuple[Rule, ...]
     ruleset: int
-    process: int  # id of the maker: a forked child must not use the ruleset
+    process: int  # id of the process that made the ruleset: a forked child must not use it
 
 
 _ahead: dict[bool, _Ahead] = {}

@@ -43,14 +43,14 @@ class Watch:
     """What a watched program has done, over all its starts."""
 
     def __init__(self) -> None:
-        self.read: dict[str, None] = {}  # what exists and was opened to read
+        self.read: dict[str, None] = {}  # files and folders that existed and were opened to read
         self.written: dict[str, None] = {}  # files that were opened to write, and folders that were changed
         self.changed: dict[str, str] = {}  # for changed folders: the first file that was changed in each
         self.started: dict[str, None] = {}
         self.hosts: dict[str, None] = {}  # `host:port`; an IP address for a connection without the proxy
         self.unlisted: set[str] = set()  # what went past the proxy: `asks` (DNS) and `connects` (TCP)
         self.unix = False
-        self.opened: tuple[Rule, ...] = ()  # what any box opens for this program; not proposed
+        self.opened: tuple[Rule, ...] = ()  # what any box opens for this program, so it is not proposed
         self.homes: dict[str, None] = {}  # values of `HOME`, never proposed as a whole
 
     def proposal(self, *, cwd: str) -> Sandbox:

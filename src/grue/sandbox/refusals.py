@@ -140,7 +140,7 @@ def _lines(log: str) -> Iterator[str]:
         os.lseek(descriptor, max(0, os.fstat(descriptor).st_size - _MOST_LOG_BYTES), os.SEEK_SET)
         yield from os.read(descriptor, _MOST_LOG_BYTES).decode("utf-8", "replace").splitlines()
     except OSError:
-        return  # such as the end of `/dev/kmsg`
+        return  # for example at the end of `/dev/kmsg`
     finally:
         os.close(descriptor)
 

@@ -71,7 +71,7 @@ class SeenListing(Struct, frozen=True):
     tools: tuple[m.ToolDefinition, ...]
     protocol_version: str = ""  # empty: not known
     expires_at: float | None = None  # in seconds since the epoch; `None`: the server has not said
-    private: bool = False  # whether it is valid only for the person who is logged in
+    private: bool = False  # whether the listing is valid only for the person who is logged in
 
 
 class ToolConnection(Protocol):

@@ -33,7 +33,7 @@ class ServerFailed(MCPError):  # noqa: N818 - named as the event it reports, lik
 class WireFault(Struct, frozen=True):
     """A failed exchange at the transport level."""
 
-    cause: str  # in one clause without secrets or control characters
+    cause: str  # why it failed, in one clause without secrets or control characters
     ends_session: bool  # whether later exchanges would probably fail, too
     remedy: str | None = None  # `None`: the usual advice for the `ServerPhase` that failed
     needs_login: bool = False  # whether a person has to log in first

@@ -223,7 +223,7 @@ def _default(value: object) -> object:
 
 
 _NOTICE_CHARS = 500
-_MAX_NOTICES = 500  # the most that are recorded of one call: a tight loop could fill the trace
+_MAX_NOTICES = 500  # most notices that are recorded of one call: a tight loop could fill the trace
 
 
 class ToolCancelled(MCPError):  # noqa: N818 - named as the event, like the other cancellations
@@ -342,7 +342,7 @@ class Docs(Struct, frozen=True):
     """The parts of a docstring that become descriptions."""
 
     description: str  # the text before the first section
-    parameters: Mapping[str, str]  # each in one line, by name
+    parameters: Mapping[str, str]  # the parameters' descriptions by name, each in one line
 
     @property
     def summary(self) -> str:

@@ -38,8 +38,8 @@ class ElicitationRequest(Struct, frozen=True):
     """A server asks the user for input."""
 
     message: str  # untrusted
-    schema: m.JsonObject | None  # of the answer; `None`: the user is to visit the URL in `message`
-    server: m.ServerName  # with its prefix, such as `mcp.crm`; show it to the user
+    schema: m.JsonObject | None  # the answer's schema; `None`: the user is to visit the URL in `message`
+    server: m.ServerName  # the name with its prefix, such as `mcp.crm`; show it to the user
 
 
 Sample: TypeAlias = Callable[[SamplingRequest], Awaitable[Sampled | Declined]]

@@ -133,7 +133,7 @@ class PooledConnection:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
 
-_STILL_THERE_S = 2.0  # for an HTTP server to say whether it still knows an idle session
+_STILL_THERE_S = 2.0  # how long an HTTP server may take to say that it still knows an idle session
 _GENERATIONS = 3
 Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
 """When a turn's session is opened. `fresh`: in the turn. `ahead`: after the turn before. `beside`: while the

@@ -34,7 +34,7 @@ from grue.tool_sessions.redaction import Redactor
 
 _SHELL = "/bin/sh"
 _NUL_WITHIN = 8192
-_DAMAGED_SHARE = 0.1  # of an output; if more is not UTF-8, the output counts as binary
+_DAMAGED_SHARE = 0.1  # if a larger share of an output is not UTF-8, the output counts as binary
 _SHARE_TO_END = 0.1
 _TO_READ_S = 0.5
 """A command is ended before its call's time is over, so that its output can still be read. The time left for

@@ -38,7 +38,7 @@ from grue.transports.llm.exchange import Answered, Upload
 T = TypeVar("T")
 
 _MOST_LINE = 64 * 2**20
-_READS = 3  # readings of damaged results, or of results that lack some although the batch has not ended early
+_READS = 3  # how often results are read that are damaged, or incomplete although the batch ran to its end
 _MOST_PAGES = 1000
 
 _SKEW_S = 600.0  # how much the provider's clock may differ from this machine's clock

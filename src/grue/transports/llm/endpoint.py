@@ -104,7 +104,7 @@ _LIST_TIMEOUT_S = 5.0  # short, because the model list only avoids a request tha
 _FILE_TIMEOUT_S = 3600.0
 
 _HIDDEN = "[redacted]"
-MIN_SECRET = 8  # characters of a redacted key or header; shorter ones are placeholders such as `none`
+MIN_SECRET = 8  # characters of the shortest secret that is redacted; others are placeholders such as `none`
 # Fields of `extra_body` for which OpenTelemetry spans have attributes.
 _FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
@@ -169,7 +169,7 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
             try:
                 json.dumps(value, default=repr, skipkeys=True, check_circular=False, allow_nan=False)
             except RecursionError:
-                pass  # nested too deeply to tell; the runner refuses such a value
+                pass  # `value` is nested too deeply to be checked; the runner refuses it
             except ValueError as error:
                 raise MCPConfigError(
                     f"LlmSettings(extra_body={{{shown(name)}: ...}}): JSON has no number that is infinite or"

@@ -44,7 +44,7 @@ from grue.protocol.turn.prices import Price, with_cost
 T = TypeVar("T")
 
 STEP_BYTES = 64 * 2**10  # the most that one step of decompression returns
-MAX_STAGES = 2  # compressions that are undone: that of the server, and that of a proxy
+MAX_STAGES = 2  # most compressions that are undone: one by the server, and one by a proxy
 ACCEPTED = "gzip, deflate"  # what `Accept-Encoding` says
 _GZIP = 16 + zlib.MAX_WBITS
 _MEMBER = b"\x1f\x8b"  # the first bytes of each part of a gzip body, which may have several parts
@@ -402,10 +402,10 @@ def _tls(https: bool) -> ssl.SSLContext:
     return httpx.create_ssl_context() if https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-MAX_REPLY_BYTES = 64 * 2**20  # the most for all events of a streamed reply
-MAX_BODY_BYTES = 8 * 2**20  # the most for a body without events, and for one that is assembled from events
+MAX_REPLY_BYTES = 64 * 2**20  # the most that all events of a streamed reply may have
+MAX_BODY_BYTES = 8 * 2**20  # the most of a body without events, or of one that is assembled from events
 LONG_BYTES = 256 * 2**10  # a longer reply is decoded in a worker thread
-_SLICE_BYTES = 8 * 2**10  # decoded without a pause for other tasks
+_SLICE_BYTES = 8 * 2**10  # how much is decoded without a pause for other tasks
 _HEAD_BYTES = 256  # how much of a body is searched for the beginning of a JSON object
 _MOST_OF_REFUSAL = 2**20  # no more of an error's body is read: its message is at the beginning
 _REFUSAL_TIMEOUT_S = 10.0
@@ -717,7 +717,7 @@ class _Incoming:
 
     def _feed(self, assembler: Assembler, events: Iterable[ServerEvent]) -> list[Delta]:
         deltas: list[Delta] = []
-        for event in () if self.finished else events:  # what follows the last event is not of the reply
+        for event in () if self.finished else events:  # events after the end of the reply are ignored
             self._events += 1
             try:
                 deltas += assembler.feed(event)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from grue.transports.mcp.sdk_http import HttpStream
 
 _LEAVE_S = 1.0  # time limit for telling the server that the session ends
-_LEAVE_AT_LEAST_S = 0.3  # the least time for that, even if the turn's deadline is nearer
+_LEAVE_AT_LEAST_S = 0.3  # the least that this limit becomes if the turn's deadline is near
 
 
 class HttpWire:

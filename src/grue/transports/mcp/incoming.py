@@ -30,7 +30,7 @@ _SHOWN_CHARS = 200
 _MAX_BLOCKS = 1000
 _MAX_DIGITS = 4300
 _CHECK_DEPTH_FROM = 100
-_DEPTH = MAX_DEPTH + 20  # of a message, whose content may be `MAX_DEPTH` deep itself
+_DEPTH = MAX_DEPTH + 20  # most levels of a message, whose content may have `MAX_DEPTH` levels itself
 _BATCH = (
     "The server sent its answer in a JSON-RPC batch, an array of messages. MCP no longer has batches, and"
     " grue reads none: the server has to send each message by itself."

@@ -30,7 +30,7 @@ from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
-MAX_TOOL_BYTES = 256 * 1024  # of one definition; each request to the model carries all definitions
+MAX_TOOL_BYTES = 256 * 1024  # the most of one definition: each request to the model carries all of them
 _MOST_LISTED_BYTES = 8 * 2**20  # after more than this, no further page is read
 _NAME_CHARS = 1000
 
@@ -46,7 +46,7 @@ class ListedTools(Struct, frozen=True):
     """The tools of a listing. `ttl_s`: how long it is valid, if stated. `private`: only for this login."""
 
     tools: tuple[m.ToolDefinition, ...] = ()
-    as_tasks: frozenset[str] = frozenset()  # those that have to be called as tasks (MCP 2025-11-25)
+    as_tasks: frozenset[str] = frozenset()  # names of tools that have to be called as tasks (MCP 2025-11-25)
     ttl_s: float | None = None
     private: bool = False
 
@@ -203,7 +203,7 @@ class ListingCache:
         document = _File(1, [as_listed(tool) for tool in seen.tools], seen.protocol_version, seen.expires_at)
         try:
             if seen.private and isinstance(server, HttpServer) and server.auth is not None:
-                if (path := self._path(server)) is not None:  # another user may log in
+                if (path := self._path(server)) is not None:  # remove it, because another user may log in
                     path.unlink(missing_ok=True)
                 return
             written = msgspec.json.encode(document)

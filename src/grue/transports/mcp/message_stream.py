@@ -13,7 +13,7 @@ import msgspec
 from mcp.shared.exceptions import MCPError as SdkError
 from mcp.shared.message import SessionMessage
 
-MAX_UNASKED = 100_000  # messages in a row that a server may send without an answer among them
+MAX_UNASKED = 100_000  # most messages in a row that a server may send without an answer among them
 _TOOLS_CHANGED = "notifications/tools/list_changed"
 
 

@@ -193,7 +193,7 @@ def _life(seconds: object) -> object:
 _MAX_REQUESTS = 30
 _ERROR_CHARS = 300
 _LONG_AGO = 1.0
-_SDK_ERRORS = (  # `NotImplementedError`: there is no such `signing_algorithm`
+_SDK_ERRORS = (  # `NotImplementedError`: the `signing_algorithm` is unknown
     OAuthFlowError, OAuthTokenError, OAuthRegistrationError, ValidationError, ValueError, OSError,
     ArithmeticError, PyJWTError, NotImplementedError,
 )  # fmt: skip

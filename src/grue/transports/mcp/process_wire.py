@@ -22,7 +22,7 @@ from grue.transports.mcp import launchers
 if TYPE_CHECKING:
     from grue.transports.mcp.message_stream import MessageStream
 
-_AWAIT_EXIT_S = 0.5  # after the connection broke: the process that broke it probably exits
+_AWAIT_EXIT_S = 0.5  # how long to wait for the exit of a process whose pipes have closed
 
 
 class ProcessWire:

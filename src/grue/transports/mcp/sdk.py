@@ -35,10 +35,10 @@ __all__ = ["Link", "SdkError", "is_closed"]
 # The error codes with which servers of revision 2026-07-28 refuse a handshake; some check the headers first.
 _HANDSHAKE_UNKNOWN = (types.METHOD_NOT_FOUND, types.UNSUPPORTED_PROTOCOL_VERSION, types.HEADER_MISMATCH)
 _NEWEST = "2026-07-28"
-_DISCOVERY_S = 5.0  # for `server/discover` as the first request: an older server may not answer
+_DISCOVERY_S = 5.0  # limits `server/discover` as the first request: an older server may not answer
 _CANCEL_TASK = "tasks/cancel"  # still sent after a Ctrl-C in a callback of the host
-_MAX_INPUT_ROUNDS = 10  # repetitions of a request with the input that the server asked for
-_MAX_CONCURRENT = 8  # requests for sampling or input that are worked on at a time; more are declined
+_MAX_INPUT_ROUNDS = 10  # most repetitions of a request with the input that the server asked for
+_MAX_CONCURRENT = 8  # most requests for sampling or input that are worked on at a time; more are declined
 _TOO_MANY_REQUESTS = f"{_MAX_CONCURRENT} requests are being worked on, which is the most at the same time"
 
 TASKS = "io.modelcontextprotocol/tasks"
@@ -391,7 +391,7 @@ def _text_of(content: object) -> str:
 
 LISTEN = "subscriptions/listen"
 CANCEL = "notifications/cancelled"
-MAX_STREAMS = 32  # of change notices at the same time in a session
+MAX_STREAMS = 32  # most streams of change notices that a session has at the same time
 
 
 class Subscriptions(BackgroundTasks):
@@ -508,7 +508,7 @@ class ParamHeaders:
     def _accepts(self, tool: object) -> bool:
         name = tool.get("name") if isinstance(tool, dict) else None
         if not isinstance(tool, dict) or not isinstance(name, str):
-            return True  # malformed: `read_tools` leaves the tool out and reports it
+            return True  # the tool is malformed: `read_tools` leaves it out and reports it
         schema = tool.get("inputSchema")
         fault = inbound.find_invalid_x_mcp_header(schema)
         if fault is not None:

@@ -184,7 +184,7 @@ def _data_and_others(event: bytes) -> tuple[bytes, bytes]:
 
 
 _SCOPE_TOO_SMALL = re.compile(r"error\s*=\s*\"?insufficient_scope")
-_MOST_RENEWALS = 2  # a token that another process has stored may have expired too
+_MOST_RENEWALS = 2  # not 1, because a token that another process has stored may have expired too
 Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 
 
@@ -246,11 +246,11 @@ _CANCELLED = "notifications/cancelled"
 _ERROR_TEXT_CHARS = 200
 _ERROR_TEXT_BYTES = 65_536
 _IDLE_S = 3.0  # common servers close an unused connection after 5 s; a request sent then is lost
-_MAX_UNREAD = 1000  # messages that are queued for the session before reading pauses
-_MAX_UNSENT = 10_000  # messages that may wait before the connection counts as broken
+_MAX_UNREAD = 1000  # most messages that are queued for the session before reading pauses
+_MAX_UNSENT = 10_000  # most messages that may wait to be sent before the connection counts as broken
 _ROOM_POLL_S = 0.002
 
-_BETWEEN_GETS_S = 0.1  # a server may end its stream and ask to be reconnected after 0 s, again and again
+_BETWEEN_GETS_S = 0.1  # the least: a server may end its stream and ask to be reconnected at once, repeatedly
 _MAY_SPEAK_SSE = frozenset((400, 404, 405))  # how an SSE server refuses Streamable HTTP's first request
 _OTHER_ORIGIN_LOGGED = "Endpoint origin does not match"  # after it has logged this, the SDK waits for ever
 

@@ -55,7 +55,7 @@ def identity_digest(auth: OAuth) -> str:
     try:
         token = identity_token(auth)
     except faults.AuthorizationRefused:
-        return os.urandom(16).hex()  # matches no stored token
+        return os.urandom(16).hex()  # a digest that matches no stored token
     try:
         payload = token.split(".")[1]
         padded = payload + "=" * (-len(payload) % 4)
@@ -69,7 +69,7 @@ def identity_digest(auth: OAuth) -> str:
 
 _LOCK_POLL_S = 0.02
 _LOCK_WAIT_S = 30.0
-_LAST_S = 253_402_214_400.0  # the end of the year 9999
+_LAST_S = 253_402_214_400.0  # the end of the year 9999: later times are cut to it
 _EARLY_S = 30.0  # renew a token so long before its end, or a quarter of its life before, if that is later
 
 
