@@ -1397,10 +1397,7 @@ class ToolRejected(TurnNote, frozen=True, kw_only=True):
 
 
 class ToolDenied(TurnNote, frozen=True, kw_only=True):
-    """agent: a call was not sent: the policy or a person denied it, or nobody answered the question about it.
-
-    The model is sent `reason`.
-    """
+    """agent: the policy or a person denied a call, or nobody answered. The model gets `reason`."""
 
     batch: BatchId
     call_id: CallId

@@ -168,7 +168,7 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     logprobs = tuple(float(each) for each in values if isinstance(each, int | float) and math.isfinite(each))
     read = m.ReplyTokens(
         ids=known if len(known) == len(ids) else (),
-        # After a stop word, or in a cut stream, there may be more ids than logprobs, or fewer.
+        # After a stop word, or in a cut stream, the numbers may differ: then leave out the logprobs.
         logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
     )
     return read if read.ids or read.logprobs else None
@@ -518,7 +518,7 @@ class ChatCompletions(w.WireFormat):
         if not calls and text is None:
             return ()
         message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
-        echoed = _ECHOED if calls else _ECHOED[:1]
+        echoed = _ECHOED if calls else _ECHOED[:1]  # only a reply with calls needs its `reasoning_content`
         return (to_json(message | {key: reply.echo[key] for key in echoed if key in reply.echo}),)
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:

@@ -233,7 +233,7 @@ class ResponsesAssembler:
         if self._gap and not repeated:
             # The last event does not repeat the items, so nothing shows what was lost.
             raise server_events.DamagedStream(f"follows a gap: one {self._gap}")
-        # Compare only the items in the response: some endpoints leave items out.
+        # Compare only the items in the response: some endpoints leave out others than calls.
         for index, item in enumerate(output):
             _compare(item, self._texts.get(index, []), self._items.get(index, {}))
         self._compare_calls(output, whole=status == "completed")
@@ -336,7 +336,7 @@ class Responses(w.WireFormat):
         return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode a reply's calls, and its echo's other items or else its text. Drop reasoning at the end."""
+        """Encode a reply's items, with the calls in `reply.tool_calls`, and without reasoning at the end."""
         items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []

@@ -93,10 +93,7 @@ class ReplyRead(Struct, frozen=True):
 
 
 class RequestFailed(Struct, frozen=True, kw_only=True):
-    """The request gave no completion; `failure` describes the fault.
-
-    `attachments`: the conversation has images or files that can be left out.
-    """
+    """The request gave no completion; `failure` describes `fault`. `attachments`: some can be left out."""
 
     fault: Fault
     failure: m.LlmFailure
