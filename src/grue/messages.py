@@ -992,7 +992,7 @@ class TextDelta(LlmNote, frozen=True, kw_only=True):
     A request's pieces of one `part` since the last restart, concatenated, are the text of this part so far.
 
     Attributes:
-        restart: The request is being retried. Discard all its earlier pieces, of both parts. `text` is empty.
+        restart: Discard all earlier pieces of both parts: that reply failed or is replaced. `text` is empty.
     """
 
     compared = False
