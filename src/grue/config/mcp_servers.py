@@ -184,10 +184,7 @@ def _with_tools(entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class MCPServerConfig(pydantic.BaseModel):
-    """How one MCP server is reached: a program, or a URL.
-
-    `docs/guides/servers.md` says what the keys mean.
-    """
+    """How one MCP server is reached: a program, or a URL. `docs/guides/servers.md` explains the keys."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
 
@@ -480,10 +477,8 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
 
 
 def configured_names(used: Iterable[str], configured: Container[str]) -> dict[str, str]:
-    """Map each server's name in a trace to its name in a configuration; leave out those not configured.
-
-    They differ in an agent loop, such as `grue chat`, which puts `mcp.` before the names of MCP servers.
-    """
+    """Map each server's name in a trace to its name in a configuration; leave out those not configured."""
+    # They differ in an agent loop, such as `grue chat`, which puts `mcp.` before the names of MCP servers.
     names = ((name, name if name in configured else name.removeprefix(MCP_PREFIX)) for name in used)
     return {name: own for name, own in names if own in configured}
 

@@ -145,10 +145,7 @@ class RetrySettings(_Table):
 
 @dataclass(config=_STRICT)
 class BudgetSettings(_Table):
-    """Limits of a turn and of an episode.
-
-    `prices` is USD for a million tokens, by name or pattern of models.
-    """
+    """Limits of a turn and of an episode. `prices`: USD per million tokens, by name or pattern of models."""
 
     turn_requests: _Count | None = None
     turn_tokens: _Count | None = None

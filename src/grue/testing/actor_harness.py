@@ -268,10 +268,7 @@ class ActorHarness:
         return await self.idle()
 
     async def stop(self) -> list[Any]:
-        """End the actor as its supervisor does: after its messages, or after `stop_grace_s`.
-
-        Return what it has sent and noted, as `idle` does.
-        """
+        """End the actor as a supervisor does: after its messages or `stop_grace_s`. Returns as `idle`."""
         self._leaving.set()
         return await self._end()
 
@@ -356,11 +353,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         await waiter
 
     async def subprocess_exec(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to start a process.
-
-        Raises:
-            RuntimeError: Always.
-        """
+        """Raise `RuntimeError`, because a process takes real time."""
         del args, kwargs
         raise RuntimeError(_REAL_TIME)
 
@@ -388,14 +381,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return call
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake the callers of `idle`. If there are none, advance the clock to the next timer.
-
-        Args:
-            timeout_s: Seconds until the next timer; `None`: there is none.
-
-        Raises:
-            Deadlock: There are no callers of `idle`, and no timer.
-        """
+        """Wake the callers of `idle`. Without any, advance the clock by `timeout_s`, to the next timer."""
+        # Raises `Deadlock` if there are no callers of `idle`, and no timer (`timeout_s` is `None`).
         waiting, self._waiting_for_idle = self._waiting_for_idle, []
         for waiter in waiting:
             if not waiter.done():
@@ -455,10 +442,8 @@ def run_in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
 def virtual_time(test: Callable[P, Awaitable[T]]) -> Callable[P, T]:
     """Turn a coroutine function into a plain function, which runs it in virtual time.
 
-    A test with this decorator needs no plugin for asynchronous tests. Fixtures work as usual.
-
-    Raises:
-        Deadlock: While the test runs, for the reasons in `run_in_virtual_time`.
+    A test with this decorator needs no plugin for asynchronous tests. Fixtures work as usual. The function
+    raises `Deadlock` as `run_in_virtual_time` does.
     """
 
     @functools.wraps(test)
@@ -469,11 +454,7 @@ def virtual_time(test: Callable[P, Awaitable[T]]) -> Callable[P, T]:
 
 
 def virtual_loop() -> VirtualTimeLoop:
-    """Return the running loop.
-
-    Raises:
-        RuntimeError: No loop runs, or the loop has no virtual clock.
-    """
+    """Return the running loop; raises `RuntimeError` if no loop runs, or the loop has no virtual clock."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, VirtualTimeLoop):
         raise RuntimeError("This needs virtual time: decorate the test with @virtual_time.")

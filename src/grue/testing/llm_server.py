@@ -116,14 +116,9 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 def deliver(reply: LlmReply, connection: socket.socket, closing: threading.Event) -> bool:
-    """Send a reply, and return whether to keep the connection.
-
-    If the result is false, the caller closes the connection; after `reset`, the connection is closed already.
-    The event `closing` ends a pause or a hang.
-
-    Raises:
-        OSError: The client has closed the connection.
-    """
+    """Send a reply, and return whether to keep the connection."""
+    # If the result is false, the caller closes the connection; after `reset`, it is closed already.
+    # The event `closing` ends a pause or a hang. Raises `OSError` if the client has closed the connection.
     for piece in _pieces(_compressed(reply)):
         connection.sendall(piece)
         if reply.pace is not None and closing.wait(reply.pace.every_s):

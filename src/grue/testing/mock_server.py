@@ -62,11 +62,7 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
         return getattr(self._read, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message.
-
-        Raises:
-            anyio.EndOfStream: The client has closed its side.
-        """
+        """Return the next message; raises `anyio.EndOfStream` when the client has closed its side."""
         while True:
             item: SessionMessage | Exception = await self._read.receive()
             request = item.message if isinstance(item, SessionMessage) else None

@@ -101,11 +101,7 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
 
 
 def merged(fields: Any, changed: Mapping[str, object]) -> Any:
-    """Return a Struct with `changed` fields.
-
-    Raises `ValueError` for a field that cannot be changed or a value of the wrong type, and `MCPConfigError`
-    for a value out of its range.
-    """
+    """Return a Struct with `changed` fields; raises the same errors as `Changes`."""
     kind = type(fields)
     for name in changed:
         if name in NOT_REPLAYED:

@@ -135,10 +135,7 @@ class CachedPrompts:
         self._dropping: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Any) -> CachedPrompt | None:
-        """If a message ends a request, return that request, compared.
-
-        `None`: it ends no request, the request has failed, or the message is a copy.
-        """
+        """Return the request that a message ends, compared; `None`: none ends, it failed, or it is a copy."""
         prompt = self._see(envelope)
         if envelope.redacted:
             for talk in self._running(envelope.turn):

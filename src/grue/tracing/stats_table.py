@@ -30,10 +30,8 @@ Row = Sequence[str]
 
 
 def render(stats: EpisodeStats, *, width: int | None = None, colour: bool = False) -> Iterator[str]:
-    """Yield the lines of the headline, the summary and the tables.
-
-    If `width` is `None`, no line is wrapped or cut, but the tables shorten long names as for 80 columns.
-    """
+    """Yield the lines of the headline, the summary and the tables."""
+    # If `width` is `None`, no line is wrapped or cut, but the tables shorten long names as for 80 columns.
     room = 80 if width is None else width
 
     def shown(line: str, code: str = "") -> str:

@@ -68,10 +68,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
         return chat, None if words is None else Refusal(words=words)
 
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
-        """Translate a completion or an error to this format; another object is returned as it is.
-
-        `None`: `body` is not a JSON object, or malformed.
-        """
+        """Translate a completion or an error to this format; another object is returned as it is."""
+        # Returns `None` if `body` is not a JSON object, or malformed.
         try:
             said: Any = json.loads(body)
             if said.get("choices"):
