@@ -76,8 +76,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         max_turns: The last turn limit that was given at a resumption; 0: the limit given at the start holds.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
-        parked: The turn that waits for approvals; `None`: no turn waits. Go on with it by `Runner.resume`,
-            not by running it again.
+        parked: The turn that waits for approvals: only `Runner.resume` goes on with it. `None`: none waits.
     """
 
     started: _Started

@@ -337,15 +337,13 @@ class Runner(AsyncToolAccess, Closing):
                 conversation is taken from this runner, from its file, or from the trace.
 
         Raises:
-            NothingToResume: The trace has no turn that can be resumed, or several, and `turn` is `None`; or
-                the turn is running or over.
+            NothingToResume: No turn can be resumed, or several and `turn` is `None`; or it runs or is over.
             ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
             ChangeRefused: Changed arguments do not fit the tool's input schema. Nothing was started.
             BudgetSpent: The runner's budget is spent. The turn can still be resumed, with a larger budget.
             TraceError: The trace cannot be read or written, another process writes it, or a secret was
                 removed from the turn. Or this runner writes another trace, or has already run a turn.
-            MCPError: As `run_turn`; or this runner lacks a server of the turn, or the schema of `answer` is
-                not the one in the trace.
+            MCPError: As `run_turn`; or the runner lacks a server of the turn, or `answer` has another schema.
         """
         asked = {"answer": answer, "turn": turn, "on_delta": on_delta, "conversation": conversation}
         with self._resumed(trace, decisions, asked) as resumed:
@@ -481,8 +479,7 @@ class Runner(AsyncToolAccess, Closing):
         runner's budget; turns that are running when the budget is used up may exceed it. A failed turn yields
         an item with the error. At most twice `concurrency` requests are read ahead, but with `batch` all. If
         iterating over `requests` raises, the batch ends. Closing the iterator cancels the running turns.
-        Batches that run at the same time need a runner each: in one trace, turns of the same number could not
-        be told apart.
+        Batches at the same time need a runner each: one trace could not tell turns of the same number apart.
 
         Args:
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the iterating thread.
@@ -493,9 +490,8 @@ class Runner(AsyncToolAccess, Closing):
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
             total: Number of requests for the bar, if `requests` has no length, for example a generator.
             batch: A folder, or `Batching`: the model is asked through the provider's batches, which answer
-                later, at a lower price. A turn waits as a file between its requests, and its trace is in
-                the folder. If the process ends early, make the same call again: it goes on from the folder
-                and sends no request twice.
+                later, at a lower price. A turn waits as a file between its requests. If the process ends
+                early, the same call goes on from the folder, which has the traces, and repeats no request.
 
         Raises:
             LLMError: With `batch`: the provider accepts no batch, or could not be reached for a long time.

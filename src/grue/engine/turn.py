@@ -80,8 +80,7 @@ class TurnRequest(_UserText, Generic[T], metaclass=OwnKeywords, frozen=True, kw_
         tools: `True`: offer all of the runner's tools; `False`: offer none. Or the names of the tools to
             offer, which may be patterns: `("files.read", "web.*")`.
         context: How to stay within the model's context window; `None`: the runner's `context`.
-        tool_search: When to offer `find_tools` and `call_tool` in place of the tools; `None`: the runner's
-            `tool_search`.
+        tool_search: When to offer `find_tools` and `call_tool` in place of the tools; `None`: the runner's.
         user_stub: A shorter text that may take the place of `user` in the history, if a later turn of the
             conversation has no room for `user`; empty: `user` is not replaced.
         on_delta: Called with each piece of a streamed reply, in the thread of the turn's event loop. An

@@ -65,8 +65,7 @@ class EarlyRequest:
     """Holds back texts and imports in a turn whose first request may be sent before the servers have started.
 
     The texts of the reply are held back because the reply may be dropped if the servers list other tools than
-    the request has offered. The import of the MCP client's modules waits until the request is written: an
-    import blocks all threads.
+    the request has offered. Imports of the MCP client, which block all threads, wait until it is written.
     """
 
     def __init__(self, on_delta: Callable[[m.TextDelta], None] | None) -> None:

@@ -192,8 +192,7 @@ class Conversation(Closing):
             ConversationParked: An earlier turn is parked. Nothing was started.
             ConversationBusy: Another turn continues the conversation. Nothing was started.
             ConversationError: The runner's model is a factory whose actors cannot continue a conversation
-                (`grue.hosting.LendingFactory`). Or the conversation cannot be written to its file: `save` it
-                to another file.
+                (`grue.hosting.LendingFactory`). Or its file cannot be written: `save` it to another file.
             MCPError: As `Runner.run_turn`. What was said in the turn is kept.
             KeyboardInterrupt: Ctrl-C was pressed. What was said in the turn is kept.
         """

@@ -44,8 +44,8 @@ class ToolAccess(ABC):
     def tools(self) -> tuple[m.ToolDefinition, ...]:
         """Return the tools of all servers. Connects if necessary.
 
-        If an earlier connect to a server has failed, a `ToolClient` leaves the server out. A
-        `ToolClient` with `max_reconnects=None` tries to connect to it again.
+        If an earlier connect to a server has failed, a `ToolClient` leaves the server out; with
+        `max_reconnects=None` it tries to connect again.
 
         Raises:
             MCPServerStartupError: A server that this call connects to could not be started.
@@ -130,9 +130,8 @@ class ToolAccess(ABC):
             MCPRequestError: The server refused the request, has died, or is no MCP server.
                 `MCPRequestTimedOut` is a subclass.
             MCPServerStartupError: The server could not be started.
-            MCPError: The server is not configured. Or `method` is `tools/call` or `initialize`, or is a
-                subscription although no session stays open. Or the caller is inside a turn or a call, as for
-                `tools`.
+            MCPError: The server is not configured. `method` is `tools/call`, `initialize`, or a subscription
+                although no session stays open. Or the caller is inside a turn or a call, as for `tools`.
         """
         return self._outside_turns(self._requesting(server, method, params, timeout_s))
 

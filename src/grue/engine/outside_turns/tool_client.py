@@ -125,7 +125,7 @@ class ToolClient(ToolAccess):
         return self._sessions.closed
 
     def connect(self, *names: str) -> Mapping[str, m.SessionOpened | m.ServerFailure]:
-        """Connect to servers in parallel and return the result for each, in order. Nothing is retried.
+        """Connect to servers in parallel, with one attempt each, and return the results in order.
 
         An open session is kept, unless its server has died: then a new session replaces it.
 

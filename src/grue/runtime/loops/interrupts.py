@@ -216,8 +216,7 @@ class Interruptible:
 async def run_into(result: list[T], function: Callable[[], Awaitable[T]]) -> None:
     """Append what `function` returns to `result`, or nothing if it raises `WorkInterrupted`.
 
-    `WorkInterrupted` is a `KeyboardInterrupt`. If a task raised it, asyncio would stop the loop at once, and
-    `nest_asyncio` would log it.
+    If a task raised this `KeyboardInterrupt`, asyncio would stop the loop, and `nest_asyncio` would log it.
     """
     with contextlib.suppress(WorkInterrupted):
         result.append(await function())

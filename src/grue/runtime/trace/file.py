@@ -200,8 +200,7 @@ def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
 class TraceWriter(Closing):
     """Write a trace file that only its owner can read. Use it as an observer of a `Recorder`.
 
-    Thread-safe. A file lock keeps other writers out, if the file system has locks. In a forked child the
-    writer is closed.
+    Thread-safe. A file lock, if there are locks, keeps other writers out. A forked child's writer is closed.
 
     Args:
         episode: Id of the episode, for the file's first line.
@@ -212,8 +211,7 @@ class TraceWriter(Closing):
         MCPConfigError: An argument cannot be used.
         TraceError: The file cannot be opened, or another writer writes it. Without `resume`: it is not empty.
             With `resume`: its first or last line is damaged, or it has another episode's id or another
-            format. When an envelope is recorded, on `flush` and on `close`: writing failed. The lines written
-            before stay readable.
+            format. On recording an envelope, on `flush` and on `close`: writing failed. Earlier lines stay.
 
     Attributes:
         place: The absolute path, which stays right if the host changes its working directory.

@@ -189,8 +189,7 @@ class Recorder:
     def hide(self, name: str, value: str) -> None:
         """Replace `value` by a placeholder with `name` in everything that is recorded from now on.
 
-        An empty value is ignored. The values of authorisation headers and API key headers, and usual bearer
-        tokens, need no `hide`.
+        An empty value is ignored. Authorisation and API key headers, and usual bearer tokens, need no `hide`.
         """
         self._redaction.hide(name, value)
 
