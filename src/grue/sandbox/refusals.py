@@ -1,7 +1,7 @@
 """Say what a box has refused, and which entry of the box would allow it.
 
-The kernel tells a program only "permission denied", so this module searches the program's output, which is
-not trusted, for paths in such lines that the box does not open. If the output shows nothing, the kernel's
+The kernel tells a program only "permission denied", so this module searches such lines of the program's
+output, which is not trusted, for paths that the box does not open. If the output shows nothing, the kernel's
 audit records may help: since Linux 6.15 Landlock writes refusals there. Each record has the box's number;
 only a box's first record also names the thread that made the box. So grue gives that thread a unique name.
 """

@@ -44,7 +44,7 @@ from grue.protocol.turn.prices import Price, with_cost
 T = TypeVar("T")
 
 STEP_BYTES = 64 * 2**10  # the most that one step of decompression returns
-MAX_STAGES = 2  # most compressions that are undone: one by the server, and one by a proxy
+MAX_STAGES = 2  # most compressions of one body: that of the server, and that of a proxy
 ACCEPTED = "gzip, deflate"  # what `Accept-Encoding` says
 _GZIP = 16 + zlib.MAX_WBITS
 _MEMBER = b"\x1f\x8b"  # the first bytes of each part of a gzip body, which may have several parts
@@ -839,7 +839,7 @@ def not_sent(why: str) -> Fault:
 
 
 def request_outcome(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
-    """Return what to tell the `RequestGate` about a request; `reply` was decoded from `answer`."""
+    """Return the outcome of a request, for `Permit.settle`; `reply` was decoded from `answer`."""
     if isinstance(reply, Fault):
         return RequestOutcome(status=answer.status, retry_after_s=reply.retry_after_s)
     return RequestOutcome(

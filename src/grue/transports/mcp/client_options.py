@@ -13,7 +13,7 @@ from grue.tool_sessions.server_requests import Abilities, Notify
 
 
 class Pinning(Struct, frozen=True, kw_only=True):
-    """The tool definitions that the user has approved (the tool lock), and what to do with others."""
+    """The tool definitions that the user has approved (the tool lock), and the policy for all others."""
 
     pins: ServerPins
     policy: OnToolDrift

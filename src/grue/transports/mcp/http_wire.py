@@ -1,6 +1,6 @@
 """The wire to a server that is reached by URL: Streamable HTTP, and the older SSE transport.
 
-This module must not import from `runtime/processes/`, except `ProcessLimits`.
+This module must not import from `runtime/processes/`, except `ProcessLimits`: there is no process here.
 """
 
 import os

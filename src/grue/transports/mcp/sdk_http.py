@@ -355,7 +355,7 @@ class HttpStream(MessageStream):
         self._arrived.close()
 
     def logged(self, record: logging.LogRecord) -> None:
-        """Report by a notice what a library logged for this stream. One warning also breaks the stream."""
+        """Report by a notice what a library logged here. `_OTHER_ORIGIN_LOGGED` also breaks the stream."""
         if record.exc_info:
             return  # the transport also delivers the logged exception to `_receive_all`, which reports it
         text = record.getMessage()
