@@ -285,7 +285,7 @@ class Broker(Struct):
         return cost
 
     def most(self, wanted: exchange.WantedRequest) -> Amount | Refused:
-        """Return the most that a request can cost, as far as known. Each prompt byte counts as a token."""
+        """Return the most that a request can cost (each prompt byte counts as a token), or refuse it."""
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)

@@ -423,7 +423,7 @@ def _by_sign_test(better: int, worse: int, chance: float) -> Verdict:
 
 
 def _by_interval(found: Interval, target: float) -> tuple[Verdict, float, float | None]:
-    """Return `verdict`, `detectable`, and how many further cases for each case would show `target`."""
+    """Return `verdict`, `detectable`, and the further cases that would show `target`, per present case."""
     detectable = stats.smallest_detectable(found) if found.error else found.high - found.mean
     if found.low > 0 or found.high < 0:
         return "better" if found.low > 0 else "worse", detectable, None

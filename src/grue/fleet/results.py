@@ -302,7 +302,7 @@ class Passing(Struct, frozen=True):
 
     @classmethod
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
-        """Return the rule. If `worst` is `None` and all scores are from 0 to 1, only the best one passes."""
+        """Return the rule. Without `worst`, if all scores are from 0 to 1, only the best, 1 or 0, passes."""
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):
             worst = 0.0 if lower_is_better else 1.0

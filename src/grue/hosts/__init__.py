@@ -1,6 +1,6 @@
 """Host programs that drive an agent, each in a package of its own; `servers` has MCP servers instead.
 
-What a further host needs is in the table "If you want to change" of docs/architecture.md.
+To add a host, see the row "a bundled host" in the table "If you want to change" of docs/architecture.md.
 """
 
 from collections.abc import Mapping

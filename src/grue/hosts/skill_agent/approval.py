@@ -41,7 +41,7 @@ class Judge(Struct, kw_only=True):
     approve: AskPerson | None
     decisions: tuple[ApprovalDecision, ...] = ()  # passed to `resume`, for the questions of the parked run
     earlier: tuple[ApprovalDecision, ...] = ()  # recorded when the run was parked, with other questions open
-    expires_at: float | None = None  # Unix time after which `decisions` are ignored, and the rest is denied
+    expires_at: float | None = None  # Unix time after which `decisions` come too late: the actions are denied
     warned: set[str] = field(default_factory=set)  # skills whose unknown tools are recorded
 
     def definitions(self, actions: Iterable[PlannedAction]) -> dict[str, str]:

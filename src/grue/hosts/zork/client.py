@@ -260,7 +260,7 @@ def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
 
 
 class _InThreads(httpx.AsyncBaseTransport):
-    """Calls a blocking transport in threads. `aclose` does nothing, because endpoints share the transport."""
+    """Calls a blocking transport in threads. Endpoints share it, so `aclose` is left as it is: a no-op."""
 
     def __init__(self, transport: httpx.BaseTransport) -> None:
         self._transport = transport
