@@ -274,7 +274,7 @@ _USE = typer.Option(
     "npm, pypi, oci: as a package.\n\n"
     "mcpb: as a bundle, which is downloaded.\n\n"
     "remote: connect to its URL.",
-    show_default="the first way that works on this machine",
+    show_default="the first package or bundle that SOURCE names; if it names none, its URL",
 )
 
 
@@ -326,10 +326,11 @@ def add(
     the server does not start, its entry remains, and the exit status is 1.
 
     If a server's description asks for an API key, mcp_config.json gets the name
-    of an environment variable, such as ${API_KEY}. ARGUMENTS and a URL are
-    written as they are: name a variable there, too ('${API_KEY}'). If this
-    machine can enforce sandboxes, a program that is not your own runs in one (see
-    grue sandbox). An OCI image runs in its own container instead.
+    of an environment variable, such as ${API_KEY}. In place of a key in ARGUMENTS
+    or in a URL, write such a name, too ('${API_KEY}'): the key itself would be
+    stored there. Paths of existing files become absolute. If this machine can
+    enforce sandboxes, a program that is not your own runs in one (see grue
+    sandbox). An OCI image runs in its own container instead.
     """
     from grue.cli.add import Adding, add_server
 

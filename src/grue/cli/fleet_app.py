@@ -100,9 +100,11 @@ def run(
 
     An episode has no result if its worker process was killed, a server or the
     model could not be reached, the API key was refused, the account has no
-    credit, or the machine failed (such as a full disk). It is then tried again,
-    up to three times in all. After that, only `grue fleet retry` runs it. The
-    exit status is 1 if an episode is left without a result.
+    credit, or the machine failed. It is then tried again, up to three times in
+    all. After that, only `grue fleet retry` runs it. If the last 20 attempts all
+    failed in the same way, or the disk is nearly full, the command ends early:
+    mend the cause, and run it again. The exit status is 1 if an episode is left
+    without a result.
 
     At Ctrl-C no further episodes are started, and the command ends when the
     running ones have ended. A second Ctrl-C cancels them. The exit status is

@@ -93,10 +93,11 @@ def sandbox_learn(
     read_file {"path": "notes.txt"}
 
     The command prints {"sandbox": ...}. Check it, and copy what is between the
-    outer braces into the server's entry in mcp_config.json. It permits reading a
-    whole folder if the server has listed it or read six of its files. In a folder
-    of packages, such as node_modules, one file is enough. It never permits
-    reading all of /tmp or of your home folder.
+    outer braces into the server's entry in mcp_config.json. The sandbox permits
+    reading a whole folder if the server has listed it or read six of its files,
+    or one file in a folder of packages, such as node_modules. It permits writing
+    in a whole folder if the server has made, renamed or deleted one file there.
+    It never permits reading or writing all of /tmp or of your home folder.
 
     The exit status is 1 if a call fails.
     """

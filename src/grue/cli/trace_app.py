@@ -121,13 +121,14 @@ def trace_stats(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int
 def trace_cache(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int | None = _WIDTH) -> None:
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
-    A provider's prompt cache can serve the beginning of a prompt, as far as it is
-    the same as that of an earlier prompt. So a request should repeat all of an
-    earlier one of its conversation. A conversation's first request is compared
-    with the latest first request of another conversation to the same model, and
-    should repeat its tools and system prompt. If a request does not, it breaks
-    off: the command names the first difference, and the message that caused it.
-    The last three columns of the table are:
+    A provider's prompt cache can serve the beginning of a prompt, as far as an
+    earlier prompt began in the same way. So each request is compared with an
+    earlier one of its conversation (in `grue play`, each turn is a conversation),
+    and should begin with that whole prompt. The first request of a conversation
+    is compared with the first request of the conversation before that asked the
+    same model, and should have the same tools and system prompt. A request that
+    differs sooner breaks off: the command shows the first difference, and the
+    message that caused it. The last three columns of the table are:
 
     repeats: how much of the prompt a cache could serve.
 
