@@ -324,7 +324,7 @@ class CurrentEpisode:
         return await working
 
     def _running(self, users: int = 0) -> Episode:
-        """Return the current episode, or start one. The caller calls `_leave` when each of `users` ends."""
+        """Return the current episode, or start one. `users`: how often the caller will call `_leave`."""
         interrupts.refuse_reentry()
         with self._lock:
             episode = self._episode

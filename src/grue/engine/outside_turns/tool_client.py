@@ -56,7 +56,7 @@ class ToolClient(ToolAccess):
         process_limits: How server processes are ended, and how large their messages may be.
         elicit: Asks the user a server's question, in the sessions' event loop; `None`: all are declined.
         max_reconnects: How often each server that has died is connected again, before the next call to it.
-            If that fails, it is not tried again. `None`: without limit, and also by `tools()`. The call
+            If that fails, later calls do not try it. `None`: without limit, and also by `tools()`. The call
             during which a server died is never repeated.
 
     Raises:
