@@ -632,8 +632,8 @@ def _llm_divergences(turn: AgentTurn) -> Iterator[Divergence]:
                 if dropping != request:
                     reason = f"it answers no command to drop the reply to request {request}"
                 asked = dropping = None
-            case m.CompletionPostponed() if envelope.cause is not None:
-                # When the turn goes on, the request's earlier retries are recorded again.
+            case m.CompletionPostponed() | m.ModelPassedOver() | m.ReplyCut() if envelope.cause is not None:
+                # A turn that goes on records its retries again. Another model or a larger limit counts anew.
                 attempts.pop(envelope.cause, None)
             case m.CompletionRetried(attempt=attempt) if envelope.cause is not None:
                 if attempt <= attempts.get(envelope.cause, 0):

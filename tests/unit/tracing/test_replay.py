@@ -23,7 +23,10 @@ from grue.messages import (
     IterationStarted,
     LlmFailure,
     McpDisabled,
+    ModelAsked,
+    ModelPassedOver,
     OpenSession,
+    ReplyCut,
     RequestCompletion,
     RunTurn,
     ServerName,
@@ -380,6 +383,25 @@ def test_what_the_model_says_unasked_is_told(tmp_path: Path) -> None:
     assert first(replay([*envelopes[:place], *tries[:2], *envelopes[place:]])) is None
     divergence = first(replay([*envelopes[:place], *tries, *envelopes[place:]]))
     assert divergence.reason == "attempt 2 comes after attempt 3"
+
+
+@pytest.mark.parametrize(
+    "anew",
+    [
+        ReplyCut(request=2, limit_tokens=10, retried_with=40),
+        ModelPassedOver(request=2, model="m", address="e", reason="busy", asks=ModelAsked(model="n")),
+    ],
+)
+def test_the_attempts_with_a_larger_limit_or_another_model_count_anew(anew: Any, tmp_path: Path) -> None:
+    envelopes = scene("tools", tmp_path)
+    place = place_of(envelopes, CompletionReceived, 1)
+    failure = LlmFailure(kind="unavailable", endpoint="e", model="m", message="busy")
+    retried = CompletionRetried(request=2, attempt=1, delay_s=0.1, failure=failure)
+    notes = [
+        msgspec.structs.replace(envelopes[place], receiver="trace", body=body)
+        for body in (retried, anew, retried)
+    ]
+    assert first(replay([*envelopes[:place], *notes, *envelopes[place:]])) is None
 
 
 # --- What users call ---
