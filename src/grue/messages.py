@@ -478,9 +478,9 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
         attempts: How many tries at this endpoint have failed, this one included.
-        overflow: Set if the request was refused because it is longer than the model's context window.
+        overflow: Set if `reason` is `too_long`: the sizes that the refusal names.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
-        retry_after_s: The wait that the endpoint asked for before the next request; `None`: it named no wait.
+        retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; `None`: none.
     """
 
     kind: policies.FailureKind
@@ -876,7 +876,10 @@ class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
 
 
 class CompletionRetried(LlmNote, frozen=True, kw_only=True):
-    """llm: the try with the number `attempt` (from 1) failed. The request is sent again after `delay_s`."""
+    """llm: a try failed, and the next follows after `delay_s`.
+
+    `attempt`: its number, from 1. The count begins anew at another model, and after a `ReplyCut`.
+    """
 
     request: int
     attempt: int
@@ -1478,7 +1481,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         servers: Names of the tool servers to open, in order; empty: no tools this turn.
         answer: The schema of the answer; `None`: any text.
         fallback: The answer to use if the model gives no acceptable one; `None`: fail instead.
-        support_check: When to check whether the model can call tools. Ignored if there are no servers.
+        support_check: When to check whether the model can call tools. Ignored without tools or if `resumed`.
         stream: Record the model's text as it arrives (`TextDelta`).
         attach_media: Send images, audio and files of tool results to the model.
         history: The conversation that the turn continues; `None`: the turn begins its own.
@@ -1501,8 +1504,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
             asked for it.
         asks: Which model the turn asks; `None`: the host has an LLM actor of its own.
         sorts_tools: Tools are offered sorted by server and name, whatever the order of the listings.
-        references: When to offer `read_result`, which returns the rest of a tool result that was cut.
-            `later`: after the first cut result. `now`: from the start: an earlier turn had a cut result.
+        references: When to offer `read_result`, which returns what was cut or cleared of a tool result.
+            `later`: after the first such result. `now`: from the start, because an earlier turn had one.
         when_called: The servers that start at their first call, with the tools that are offered until then.
         tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;
             `None`: never.

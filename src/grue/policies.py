@@ -166,8 +166,8 @@ class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
         verdict: What happens to a call of a matching tool.
         max_calls: The most calls of each matching tool in one turn, those that a person has denied included;
             further calls are denied. `None`: no limit.
-        parallel: Whether a call of a read-only tool may run while calls to other servers run. Calls to the
-            same server always run one at a time.
+        parallel: Whether calls may run while calls to other servers run, if trusted annotations say that the
+            tool is read-only. Calls to the same server always run one at a time.
         reason: With `deny`, told to the model; with `ask`, shown to the person who is asked.
     """
 
@@ -188,8 +188,8 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 
     Attributes:
         rules: The first rule that matches a tool decides. A tool that no rule matches is allowed.
-        trusted: Servers whose annotations are trusted. Annotations of the host's own functions, and those in
-            the tool lock, are always trusted. All others can only make the verdict stricter.
+        trusted: Servers whose annotations are trusted. Those of the host's own functions always are, and
+            those in the tool lock, unless `on_tool_drift` is `ignore`. Others only make verdicts stricter.
         parking: What follows if nobody answers (no `approve` callback, or it returns `None`). `True`: the
             turn ends, and `Runner.resume` continues it; requires a trace file. `False`: the call is denied.
         park_for_s: Seconds after which a parked question expires and its call is denied. `None`: never.
@@ -403,7 +403,7 @@ class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defa
     A turn that reaches a limit requests the final answer, and ends even if that answer is not acceptable.
 
     Attributes:
-        requests: Completions, including the forced final one. Retries are not counted.
+        requests: Completions, including the forced final one, summaries and sampling. Retries do not count.
         tokens: Input and output tokens together.
         cost_usd: Sum of the costs that the endpoint reports, or that grue computes from a `Price`.
     """
