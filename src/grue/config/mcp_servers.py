@@ -199,7 +199,7 @@ class MCPServerConfig(pydantic.BaseModel):
     type: _Transport | None = None
     transport: _Transport | None = None  # another name for `type`, which some hosts use
     disabled: bool = False
-    timeout: _Seconds | None = None  # of a tool call; a value of 1000 or more is in milliseconds
+    timeout: _Seconds | None = None  # time limit of a tool call; 1000 or more: in milliseconds
     timeout_seconds: _Seconds | None = None
     startup_timeout_seconds: _Seconds | None = None
     exit_grace_seconds: _Seconds | None = None

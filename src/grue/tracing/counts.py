@@ -112,7 +112,7 @@ class TurnCounts:
 class Counts(Struct):
     """Counts of the requests to the model, of one tool's calls, or of one server's sessions."""
 
-    numbers: Counter[str] = field(default_factory=Counter)  # by field of `ModelStats`, `ToolStats`, ...
+    numbers: Counter[str] = field(default_factory=Counter)  # by name of a field of `ModelStats` and so on
     seconds: "array[float]" = field(default_factory=lambda: array("d"))  # measured durations
 
 

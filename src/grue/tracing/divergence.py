@@ -24,7 +24,7 @@ LAST_CAUSES = 12  # how many causes of a message are shown besides the first one
 _LINE_CHARS = 160
 _VALUE_CHARS = 100
 _BEFORE_CHARS = 30
-ABSENT = msgspec.UNSET  # in place of a value that only the other side has
+ABSENT = msgspec.UNSET  # stands for a value that only the other side has
 
 
 class Difference(Struct, frozen=True):

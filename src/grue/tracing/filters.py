@@ -20,7 +20,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     turns: tuple[range, ...] = ()  # 0: messages outside turns
     messages: tuple[range, ...] = ()
     actors: frozenset[str] = frozenset()  # senders or receivers, in lower case
-    kinds: frozenset[str] = frozenset()  # as `kind_of` names them
+    kinds: frozenset[str] = frozenset()  # names of kinds, as `kind_of` returns them
     texts: tuple[str, ...] = ()  # case-folded; searched in the kind, values and JSON keys, not in field names
     failures: bool = False  # only messages that report a failure or a problem
 

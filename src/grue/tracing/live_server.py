@@ -34,7 +34,7 @@ from grue.tracing.page_file import ImageTable, embedded, page_parts
 from grue.tracing.reading import EpisodeReader, open_episode
 from grue.tracing.viewer import SCRIPTS, STYLE
 
-_MOST_ANSWER_BYTES = 8_000_000  # of new pieces in one answer, unless a single piece is larger
+_MOST_ANSWER_BYTES = 8_000_000  # the most bytes of pieces in one answer, unless a single piece is larger
 _POLL_S = 0.2
 
 

@@ -29,12 +29,12 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     scorer: str
     version: str = "1"
-    score: float  # finite
+    score: float  # a finite number
     reason: str = ""  # untrusted, as a model may have written it
     attempt: int = 0  # number in a fleet, or 0. A result has the marks of its attempt, and those with 0
-    requests: int = 0  # to a model, for the scoring; likewise `tokens`
+    requests: int = 0  # how many requests to a model the scoring took; likewise `tokens`
     tokens: int = 0
-    money_usd: float = 0.0  # as far as it is known
+    money_usd: float = 0.0  # the cost of these requests, as far as it is known
 
     @property
     def name(self) -> str:

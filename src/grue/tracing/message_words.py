@@ -36,7 +36,7 @@ class Verdict(Struct, frozen=True):
 
     level: SpanLevel = "default"
     error_type: str = ""  # one of a few fixed words, suitable for metrics; often empty
-    detail: str = ""  # for people; it may quote the model, a tool or a person
+    detail: str = ""  # a text for people, which may quote the model, a tool or a person
 
 
 class SpanNote(NamedTuple):
@@ -50,10 +50,10 @@ class SpanNote(NamedTuple):
 class FailureWords(NamedTuple):
     """A failure in the words of each place where it is shown. Parts of the texts are untrusted."""
 
-    short: str  # for the line of text about the message
-    sentence: str  # for the logs
+    short: str  # the text in the line about the message
+    sentence: str  # the text in the logs
     error_type: str  # one of a few fixed words, suitable for metrics
-    detail: str  # for a span, which shows `error_type` too
+    detail: str  # the text in a span, which shows `error_type` too
 
 
 _Words: TypeAlias = str | Callable[[Any], str]

@@ -30,7 +30,7 @@ class Overview(Struct, kw_only=True):
     ending: str = ""  # why the episode ended, in a word
     detail: str = ""
     grade: str = ""  # the severity of `EpisodeEnded`
-    result: str = ""  # such as a score
+    result: str = ""  # the result in a few words, such as a score
     results: m.JsonObject = msgspec.field(default_factory=dict)  # fields of `EpisodeEnded`; see `_PRESENTED`
     resumed: int = 0
     turns: int = 0  # the highest turn number; in a trace with forks, how many forks

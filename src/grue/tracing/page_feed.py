@@ -24,7 +24,7 @@ from grue.tracing.steps import Step, StepBegan, StepEnded, StepTracker, usage_in
 from grue.tracing.turn_slices import turn_of
 
 _HEADLINE_CHARS = 300
-_LEAST_SHOWN = 3  # characters: a shorter text of a fact may be in a prompt by chance
+_LEAST_SHOWN = 3  # fewest characters: a shorter text of a fact may be in a prompt by chance
 _MOST_SHOWN = 20  # how many facts before a prompt are remembered, each by its longest text
 
 
@@ -42,7 +42,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     seq: int  # number of the message that begins the passage
     place: int = -1  # index of a `call` in the reply that asked for it; -1: no such reply
     also: tuple[int, ...] = ()  # numbers of further messages, 0 for a missing one; of a `call`: see `_SENT`
-    depth: int = 0  # 1 for a request of a server to the model
+    depth: int = 0  # 1: the request of a server to the model (sampling)
     text: str = ""
 
     @property
@@ -52,8 +52,8 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class _Turn(Struct):
-    requests: dict[int, Passage] = {}  # without a reply yet, by the request's message number
-    calls: dict[str, Passage] = {}  # also settled ones, because a resumed turn names them again
+    requests: dict[int, Passage] = {}  # requests without a reply, by message number
+    calls: dict[str, Passage] = {}  # by call id; also settled ones, because a resumed turn names them again
     said: tuple[str, int] = ("", 0)  # the last reply's text, and the number of its message
 
 
@@ -345,7 +345,7 @@ class TurnWriter:
             page.phases[span.phase] = page.phases.get(span.phase, 0.0) + took_s
 
 
-MAX_MESSAGE_CHARS = 200_000  # of a message as JSON; the rest is cut off
+MAX_MESSAGE_CHARS = 200_000  # most characters of a message as JSON; what follows is cut off
 _SUMMARY_CHARS = 300
 _MOST_ROWS = 1000  # the most messages that one piece of a page holds
 _MOST_PIECE_CHARS = 1_000_000  # a piece with more than this is due
@@ -411,7 +411,7 @@ class PageFeed:
         self._prompts = CachedPrompts()
         self._actors = dict.fromkeys(_FIRST_ACTORS, False)
         self.kinds: set[str] = set()
-        self._turns: dict[int, TurnWriter] = {}  # in the order in which the turns began
+        self._turns: dict[int, TurnWriter] = {}  # by turn number, in the order in which the turns began
         self._latest = 0
         self._changed: set[int] = set()
         self._rows: list[Row] = []

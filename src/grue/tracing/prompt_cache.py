@@ -34,7 +34,7 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
     at_byte: int  # index in tools, system text and messages as encoded, without cache markers
     place: str  # what contains the byte `at_byte`, such as `message 3 (user)`
     before: str = ""  # the earlier prompt around `at_byte`; empty for `model`
-    now: str = ""  # likewise, of this prompt
+    now: str = ""  # this prompt around `at_byte`; empty for `model`
     cause: int  # number of the message in the trace that caused the difference
     cause_kind: str
     why: str
@@ -53,9 +53,9 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
     prompt_bytes: int
     repeated_bytes: int
     compared_with: int | None = None  # number of the earlier `RequestCompletion`
-    after_s: float = 0.0  # between the two requests; a provider's cache may keep a prompt for only 5 minutes
-    input_tokens: int = 0  # as the endpoint has counted them; 0: it has reported none
-    cached_tokens: int = 0  # how many of these were read from the endpoint's cache
+    after_s: float = 0.0  # seconds between the two; a provider's cache may keep a prompt for only 5 minutes
+    input_tokens: int = 0  # the prompt's tokens, as the endpoint reports them; 0: it reports none
+    cached_tokens: int = 0  # how many of `input_tokens` were read from the endpoint's cache
     whole: bool = True  # whether the trace holds all messages of the prompt
     broken: PrefixBreak | None = None  # `None`: no compared part differs, or there is no earlier prompt
 

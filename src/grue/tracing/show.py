@@ -27,14 +27,14 @@ from grue.tracing.message_words import COLOURS, DIM, YELLOW, kind_of, kind_of_li
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import turn_of
 
-UNCUT_LIMIT = 500  # characters of a message's text in the table
+UNCUT_LIMIT = 500  # most characters of a message's text in the table
 _LONGEST_ROUTE = 40
 _BOLD = "1"
 
 
 class _Column(Struct, frozen=True):
     heading: str
-    live_width: int  # in a live table, where the widest cell is not known beforehand
+    live_width: int  # width in a live table, where the widest cell is not known beforehand
     dropped: int = 0  # place in the order in which a narrow table leaves columns out; 0: it stays
     right: bool = False
 

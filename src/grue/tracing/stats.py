@@ -141,25 +141,25 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 class ModelStats(Struct, frozen=True, kw_only=True):
     """The requests to the model."""
 
-    requests: int = 0  # including servers' samplings
+    requests: int = 0  # how many, with those of servers (sampling)
     retries: int = 0  # how often a request was sent again after a failure
-    cut_replies: int = 0  # ended at their length limit
-    usage: m.Usage  # with estimates where the endpoint reports none, as for replies that broke off
-    duration: Durations  # of answered requests, from the first attempt
-    dropped_replies: int = 0  # because tools were not as presumed
-    cut_results: int = 0  # tool results cut before the model read them
+    cut_replies: int = 0  # how many replies ended at their length limit
+    usage: m.Usage  # the sum, with estimates for what the endpoint does not report
+    duration: Durations  # of answered requests, from the first attempt on
+    dropped_replies: int = 0  # how many were dropped, because tools were not as presumed
+    cut_results: int = 0  # how many tool results were cut before the model read them
 
 
 class ToolStats(Struct, frozen=True, kw_only=True):
     """The calls of one tool."""
 
-    tool: str  # with its server, such as `files.read`
-    calls: int = 0  # sent to the server; also counted by how they ended
+    tool: str  # the name with the server's, such as `files.read`
+    calls: int = 0  # how many were sent to the server; they are counted by their ends, too
     returned: int = 0
     errors: int = 0
     timed_out: int = 0
     lost: int = 0  # the server died
-    skipped: int = 0  # not sent, as after a call that timed out
+    skipped: int = 0  # not sent, for example after a call that timed out
     rejected: int = 0  # not sent: unknown or changed tool, or invalid arguments
     denied: int = 0  # not sent: denied by the policy or a person, or nobody answered the question
     duration: Durations  # of calls that were sent and have ended
@@ -173,9 +173,9 @@ class ServerStats(Struct, frozen=True, kw_only=True):
     failed_starts: int = 0
     retries: int = 0  # failed attempts with another one after them
     disabled: int = 0
-    deaths: int = 0  # in the middle of a call
+    deaths: int = 0  # how often the server died during a call
     endings: dict[str, int]  # how many sessions had each `ending`; `none`: no process
-    startup: Durations  # of the attempts that opened a session
+    startup: Durations  # how long the attempts took that opened a session
     spares: int = 0  # sessions opened in advance
     spares_lost: int = 0  # sessions opened in advance, or kept, that could not be used
 
@@ -200,7 +200,7 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
     trace_bytes: int
     payload_bytes: int
     cut_short: bool  # whether the last line is incomplete
-    wall_s: float  # while a host ran: the sum of `phases`
+    wall_s: float  # the time while a host ran: the sum of `phases`
     phases: Phases
     resumptions: int
     hosted: bool  # whether a host recorded that the episode began or was resumed
@@ -209,7 +209,7 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
     model: ModelStats
     tools: tuple[ToolStats, ...]
     servers: tuple[ServerStats, ...]
-    slowest_turns: tuple[SlowTurn, ...]  # at most five
+    slowest_turns: tuple[SlowTurn, ...]  # at most five turns, the slowest first
 
 
 def nearest_rank(ordered: Sequence[float], percent: float) -> float:

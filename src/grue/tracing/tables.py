@@ -38,7 +38,7 @@ class TurnRow(Struct, kw_only=True):
     output_tokens: int | None = None
     cached_tokens: int | None = None
     reasoning_tokens: int | None = None
-    cost_usd: float | None = None  # from the endpoint or the configured price
+    cost_usd: float | None = None  # as the endpoint reports it, or by the configured price
 
 
 class CallRow(Struct, kw_only=True):
@@ -48,10 +48,10 @@ class CallRow(Struct, kw_only=True):
     turn: int
     iteration: int  # number of the reply, among those with calls
     call_id: str
-    tool: str  # such as `files.read`; the model may have invented it
-    arguments: str  # as the model wrote them
-    changed_arguments: m.JsonObject | None = None  # sent instead, because a person changed them
-    settlement: str  # such as `returned`, `timed_out`, `interrupted`
+    tool: str  # the name, such as `files.read`; the model may have invented it
+    arguments: str  # the text that the model wrote
+    changed_arguments: m.JsonObject | None = None  # the arguments sent instead, because a person changed them
+    settlement: str  # how the call ended, such as `returned` or `timed_out`
     is_error: bool
     error: str | None = None
     result: msgspec.Raw = msgspec.Raw(b"null")  # as JSON
@@ -67,8 +67,8 @@ class RequestRow(Struct, kw_only=True):
     request: int  # number in the turn
     conversation: str
     asked_by: str  # `agent`, or a server (sampling)
-    final: bool  # offers no tools
-    aside: bool  # not part of the conversation
+    final: bool  # whether the request offers no tools
+    aside: bool  # whether the request is no part of the conversation
     outcome: str | None = None  # `received`, `failed` or `dropped`
     model: str | None = None  # the model that replied or, after a failure, was asked
     content: str | None = None
@@ -76,7 +76,7 @@ class RequestRow(Struct, kw_only=True):
     tool_calls: int | None = None
     finish_reason: str | None = None
     error: str | None = None
-    elapsed_s: float | None = None  # with retries
+    elapsed_s: float | None = None  # time until the reply, with retries
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None

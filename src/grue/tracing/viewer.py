@@ -24,7 +24,7 @@ from grue.tracing.page_feed import EpisodePage, PageFeed, Piece
 from grue.tracing.page_file import ImageTable, embedded, page_parts, refuse_foreign, write_page
 from grue.tracing.reading import EpisodeReader, open_episode
 
-_MOST_IN_NOTEBOOK = 8_000_000  # characters: a notebook stores the page in its own file
+_MOST_IN_NOTEBOOK = 8_000_000  # most characters: a notebook stores the page in its own file
 STYLE = ("viewer", "story")
 SCRIPTS = (
     "dom", "trace", "virtual_list", "flow_list", "lanes", "timeline", "json_view", "tree", "matches",
@@ -162,7 +162,7 @@ class _Difference(Struct, array_like=True):
 
     left: int  # message number in the first trace; `right`: in the second; 0: missing there
     right: int
-    text: str  # printable
+    text: str  # a printable line about the difference
     details: tuple[str, ...] = ()  # the full description; empty after the first `_MOST_IN_FULL`
     turn: int = 0
 

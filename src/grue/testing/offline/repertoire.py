@@ -37,7 +37,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     """A turn of a game, as the host's message describes it."""
 
     game: str
-    turn: int  # from 1
+    turn: int  # number of the turn, from 1
     location: str | None = None  # `None`: the message does not say; likewise `inventory`
     inventory: str | None = None
     recent: tuple[Played, ...] = ()  # the last commands played, oldest first

@@ -42,7 +42,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     events: Callable[[Json, Json], Iterator[bytes]]  # gets a reply and the request
     broken_off: Callable[[], bytes]  # an error in the middle of a stream
     admission: Callable[[Mapping[str, str]], Refusal | None] = lambda _: None  # gets the headers
-    stream_path: str = ""  # of requests for a stream; empty: `path`
+    stream_path: str = ""  # end of the URL path of requests for a stream; empty: as `path`
 
     def told(self, path: str) -> Json | None:
         """Return the fields in a request's path, such as `model`; `None`: the path is not of this dialect."""

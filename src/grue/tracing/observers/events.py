@@ -25,7 +25,7 @@ from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, LogLevel, LogLine
 from grue.tracing.message_words import info, log_lines, problem
 
-MESSAGE_LIMIT = 2000  # characters of an event's text; long texts stand uncut in the event's fields
+MESSAGE_LIMIT = 2000  # most characters of an event's text; most events have long texts uncut in `fields`
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Event(Struct, frozen=True, kw_only=True):
 
     at: float  # seconds since the epoch
     level: LogLevel
-    event_type: str  # such as `mcp_tool_call`
+    event_type: str  # the event's name, such as `mcp_tool_call`
     message: str  # one printable line
     episode_id: str
     turn: int  # 0 outside turns; for `EpisodeEnded`: how many turns there were
@@ -211,7 +211,7 @@ class EventFeed:
         self._attempts: dict[m.ServerName, m.ConnectFailed] = {}
         self._drifted: set[m.ToolDrifted] = set()
         self._latest = _TurnLines((), self._attempts)
-        self._running: dict[int, _TurnLines] = {}  # by turn number; `Runner.map` runs several turns at once
+        self._running: dict[int, _TurnLines] = {}  # running turns, by number; `Runner.map` runs several
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
         """Return the events for a message, in order."""
@@ -244,7 +244,7 @@ class EventFeed:
         return [] if envelope.copied else made  # the recorded turn's log has these events already
 
 
-_RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}  # not allowed in `extra`
+_RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}  # names refused in `extra`
 
 
 class LoggerObserver:

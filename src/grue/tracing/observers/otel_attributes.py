@@ -112,11 +112,11 @@ def _medium(medium: m.Attachment) -> m.JsonObject:
     return {"type": "grue_medium", "modality": medium.kind, "mime_type": medium.mime, "bytes": medium.bytes}
 
 
-Attributes: TypeAlias = dict[str, Any]  # by name; `present` drops `None` and empty texts
+Attributes: TypeAlias = dict[str, Any]  # values by name; `present` drops `None` and empty texts
 
 UNKNOWN_PROVIDER = "_OTHER"  # a name is required, also for a host's own model actor
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_HTTP_VERSION = "1.1"  # of requests to MCP servers: their client is without `http2`
+_HTTP_VERSION = "1.1"  # of requests to MCP servers, whose client does not use HTTP/2
 
 
 class Conventions:

@@ -222,7 +222,7 @@ class JsonLog(_Log):
         return [msgspec.json.encode(entry).decode()]
 
 
-ARGUMENTS_LIMIT = 2000  # characters of a call's arguments in a line; the trace has all
+ARGUMENTS_LIMIT = 2000  # most characters of a call's arguments in a line; the trace has all of them
 
 
 class EpisodeLog(_Log):

@@ -178,7 +178,7 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     """One call that was sent to its server."""
 
     call_id: m.CallId
-    name: str  # with the server, such as `files.read`
+    name: str  # the tool's name with its server's, such as `files.read`
     server: m.ServerName
     tool: str
     arguments: m.JsonObject
@@ -187,8 +187,8 @@ class ToolUse(Struct, frozen=True, kw_only=True):
     protocol_version: str = ""  # empty: the server does not speak MCP, or its start is not in the trace
     description: str = ""  # the server's text; untrusted
     address: str = ""  # the URL of a server over HTTP
-    request_id: str = ""  # of the JSON-RPC request, if there was one; set when the call has ended
-    error_code: int | None = None  # of the JSON-RPC error, if there was one; likewise
+    request_id: str = ""  # id of the JSON-RPC request, if there was one; set when the call has ended
+    error_code: int | None = None  # code of the JSON-RPC error, if there was one; set when the call has ended
     message: int = 0  # number of the `ToolCalled` in the trace
 
 
@@ -196,8 +196,8 @@ class EpisodeSummary(Struct, frozen=True, kw_only=True):
     """The result of an episode."""
 
     ended: EpisodeEnded | None = None
-    asked: m.RunTurn | None = None  # the beginning of the first turn
-    answered: m.TurnCompleted | None = None  # the end of the last turn that was completed
+    asked: m.RunTurn | None = None  # the first turn since the episode began or was resumed
+    answered: m.TurnCompleted | None = None  # the end of the last turn that was completed since then
 
 
 class SessionSummary(Struct, frozen=True, kw_only=True):
@@ -247,10 +247,10 @@ class SpanClosed(Struct, frozen=True):
 
     span: SpanId
     at: float
-    subject: Subject  # as in `SpanOpened`, completed by later messages
+    subject: Subject  # the one of `SpanOpened`, with what later messages have added
     outcome: Outcome | None  # `None`: cut off, parked or dropped
     verdict: Verdict
-    finish_reason: str | None = None  # of the last reply of a turn
+    finish_reason: str | None = None  # of a turn: why its last reply ended
 
 
 SpanEvent: TypeAlias = SpanOpened | SpanNoted | SpanClosed
