@@ -17,7 +17,7 @@ from grue.tracing.turn_slices import turn_of
 class Filter(Struct, frozen=True, kw_only=True):
     """A filter for messages. A message passes if it matches one item of each attribute that is set."""
 
-    turns: tuple[range, ...] = ()  # 0: messages outside turns
+    turns: tuple[range, ...] = ()  # numbers of turns; 0 stands for messages outside turns
     messages: tuple[range, ...] = ()
     actors: frozenset[str] = frozenset()  # senders or receivers, in lower case
     kinds: frozenset[str] = frozenset()  # names of kinds, as `kind_of` returns them

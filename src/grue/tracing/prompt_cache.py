@@ -89,7 +89,7 @@ class _Sent(Struct, frozen=True, kw_only=True):
     at: float
     model: str
     run: m.RunTurn | None
-    whole: bytes  # tools, system text and messages
+    whole: bytes  # the encoded tools, system text and messages
     head: int  # size of tools and system text, which other conversations may share
     tools: tuple[m.ToolDefinition, ...]
     parts: tuple[int, int]  # sizes of the tools and of the system text outside of the messages
@@ -615,7 +615,7 @@ def _excerpt(whole: bytes, at: int) -> str:
 class CacheTotals(Struct, frozen=True, kw_only=True):
     """The sums over the prompts of a trace."""
 
-    requests: int = 0  # answered by an endpoint, or dropped
+    requests: int = 0  # how many were answered by an endpoint, or dropped
     breaks: int = 0  # how many of these have a `PrefixBreak`
     input_tokens: int = 0
     repeated_tokens: int = 0  # about how many of the input tokens repeat an earlier prompt

@@ -26,7 +26,7 @@ from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, Fact, registered_fac
 
 _KIND = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z]\w{0,80}", re.ASCII)
-_MOST_KINDS = 1000  # generated classes in memory: a hostile file may need any number
+_MOST_KINDS = 1000  # most generated classes in memory: a hostile file may need any number
 
 
 class _Tag(Struct):

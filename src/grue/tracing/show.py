@@ -48,7 +48,7 @@ _COLUMNS = (
     _Column("message", 18),
 )
 _GAP = 2
-_SUMMARY_SHARE = 0.42  # least share of a terminal's width for the summary, before columns are left out
+_SUMMARY_SHARE = 0.42  # columns are left out until the summary has this share of the terminal's width
 
 
 class _Layout(Struct, frozen=True):

@@ -145,7 +145,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
     retries: int = 0  # how often a request was sent again after a failure
     cut_replies: int = 0  # how many replies ended at their length limit
     usage: m.Usage  # the sum, with estimates for what the endpoint does not report
-    duration: Durations  # of answered requests, from the first attempt on
+    duration: Durations  # how long answered requests took, from the first attempt on
     dropped_replies: int = 0  # how many were dropped, because tools were not as presumed
     cut_results: int = 0  # how many tool results were cut before the model read them
 
@@ -158,26 +158,26 @@ class ToolStats(Struct, frozen=True, kw_only=True):
     returned: int = 0
     errors: int = 0
     timed_out: int = 0
-    lost: int = 0  # the server died
-    skipped: int = 0  # not sent, for example after a call that timed out
-    rejected: int = 0  # not sent: unknown or changed tool, or invalid arguments
-    denied: int = 0  # not sent: denied by the policy or a person, or nobody answered the question
-    duration: Durations  # of calls that were sent and have ended
+    lost: int = 0  # how many ended with the server's death
+    skipped: int = 0  # how many were not sent, for example after a call that timed out
+    rejected: int = 0  # how many were not sent: unknown or changed tool, or invalid arguments
+    denied: int = 0  # how many were not sent: denied by the policy or a person, or nobody answered
+    duration: Durations  # how long the calls took that were sent and have ended
 
 
 class ServerStats(Struct, frozen=True, kw_only=True):
     """The sessions of one tool server."""
 
     server: str
-    starts: int = 0  # sessions that opened
+    starts: int = 0  # how many sessions opened
     failed_starts: int = 0
-    retries: int = 0  # failed attempts with another one after them
+    retries: int = 0  # how many failed attempts had another one after them
     disabled: int = 0
     deaths: int = 0  # how often the server died during a call
     endings: dict[str, int]  # how many sessions had each `ending`; `none`: no process
     startup: Durations  # how long the attempts took that opened a session
-    spares: int = 0  # sessions opened in advance
-    spares_lost: int = 0  # sessions opened in advance, or kept, that could not be used
+    spares: int = 0  # how many sessions were opened in advance
+    spares_lost: int = 0  # how many of them, or of kept sessions, could not be used
 
 
 class SlowTurn(Struct, frozen=True, kw_only=True):

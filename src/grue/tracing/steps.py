@@ -39,7 +39,7 @@ class Step(Struct, frozen=True, kw_only=True):
     key: Hashable  # the same for all attempts
     turn: int
     began: Envelope[Any]  # the first attempt's first message
-    attempt: int = 1  # from 1
+    attempt: int = 1  # number of the attempt, from 1
     start_s: float  # time `t` at which the attempt begins: a retry begins after the pause
     first: int  # number of this attempt's first message
 

@@ -54,7 +54,7 @@ class CallRow(Struct, kw_only=True):
     settlement: str  # how the call ended, such as `returned` or `timed_out`
     is_error: bool
     error: str | None = None
-    result: msgspec.Raw = msgspec.Raw(b"null")  # as JSON
+    result: msgspec.Raw = msgspec.Raw(b"null")  # the content as JSON
     duration_s: float | None = None  # `None`: not sent, or interrupted
 
 
@@ -63,8 +63,8 @@ class RequestRow(Struct, kw_only=True):
 
     episode: str
     turn: int
-    message: int  # number in the trace
-    request: int  # number in the turn
+    message: int  # number of the `RequestCompletion` in the trace
+    request: int  # number of the request in the turn
     conversation: str
     asked_by: str  # `agent`, or a server (sampling)
     final: bool  # whether the request offers no tools

@@ -37,7 +37,7 @@ class TurnSlice(Struct):
         return self.begun and not self.over and not self.overtaken
 
 
-_MOST_AT_ONCE = 1000  # slices in memory: a turn that is cancelled as it begins has no end
+_MOST_AT_ONCE = 1000  # most slices in memory: a turn that is cancelled as it begins has no end
 
 
 def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:

@@ -209,8 +209,8 @@ _ERROR_CHARS = 1000
 class _Run(Struct, frozen=True, kw_only=True):
     """A row of the index, which `viewer_page/runs.js` shows."""
 
-    name: str  # path in the folder
-    page: str = ""  # relative address; empty: `error` says why there is no page
+    name: str  # the run's path in the folder
+    page: str = ""  # relative address of the page; empty: `error` says why there is none
     episode: str = ""
     started: float = 0.0  # seconds since the epoch
     overview: Overview = msgspec.field(default_factory=Overview)

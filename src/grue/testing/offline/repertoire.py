@@ -124,7 +124,7 @@ class Step(Struct, frozen=True, kw_only=True):
     command: str
     why: str  # the thinking in the answer
     objective: str | None = None  # a new goal for several turns
-    rounds: tuple[tuple[Thought, ...], ...] = ()  # each for one reply, which calls a tool for each thought
+    rounds: tuple[tuple[Thought, ...], ...] = ()  # the thoughts of each reply; a tool is called for each
 
 
 class Playbook(Struct, frozen=True):

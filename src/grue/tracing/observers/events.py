@@ -37,7 +37,7 @@ class Event(Struct, frozen=True, kw_only=True):
     message: str  # one printable line
     episode_id: str
     turn: int  # 0 outside turns; for `EpisodeEnded`: how many turns there were
-    fields: m.JsonObject  # texts are untrusted
+    fields: m.JsonObject  # values by name, whose texts are untrusted
 
     def labels(self) -> m.JsonObject:
         """Return all fields except time, level and text, in one flat object."""
@@ -211,7 +211,7 @@ class EventFeed:
         self._attempts: dict[m.ServerName, m.ConnectFailed] = {}
         self._drifted: set[m.ToolDrifted] = set()
         self._latest = _TurnLines((), self._attempts)
-        self._running: dict[int, _TurnLines] = {}  # running turns, by number; `Runner.map` runs several
+        self._running: dict[int, _TurnLines] = {}  # by turn number; `Runner.map` runs several turns at once
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
         """Return the events for a message, in order."""

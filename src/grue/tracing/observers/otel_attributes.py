@@ -116,7 +116,7 @@ Attributes: TypeAlias = dict[str, Any]  # values by name; `present` drops `None`
 
 UNKNOWN_PROVIDER = "_OTHER"  # a name is required, also for a host's own model actor
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_HTTP_VERSION = "1.1"  # of requests to MCP servers, whose client does not use HTTP/2
+_HTTP_VERSION = "1.1"  # for requests to MCP servers: their client does not use HTTP/2
 
 
 class Conventions:
