@@ -1,9 +1,9 @@
 """HTTP with an LLM endpoint: its connections, and one exchange, which returns the whole reply or a fault.
 
-This module must not retry, and must not decode the completion in a body. It uses httpx's transport and not
-`httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which would send the key elsewhere. It
-speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of HTTP/1.1 whether a connection is kept.
-An exchange that ends early closes its connection, which also tells the endpoint to stop generating.
+This module must not retry, and must not decode the completion in a body: the LLM actor does both. It uses
+httpx's transport and not `httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which would
+send the key elsewhere. It speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of HTTP/1.1
+whether a connection is kept. An exchange that ends early closes it, so that the endpoint stops generating.
 
 A body is decompressed in small steps and up to a size limit: a few hundred bytes can expand to gigabytes, and
 HTTP libraries decompress a whole chunk at once.
@@ -326,7 +326,7 @@ class HttpReply:
     async def close(self) -> None:
         """Give the connection back for another request, or close it if it cannot be used again.
 
-        h11 keeps bytes that came after the end of the reply. httpx would take them for the next reply.
+        It is closed if bytes may have come after the reply's end: httpx would take them for the next reply.
         """
         await self._response.aclose()
         stream = self._response.extensions.get("network_stream")
@@ -402,7 +402,7 @@ def _tls(https: bool) -> ssl.SSLContext:
     return httpx.create_ssl_context() if https else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
-MAX_REPLY_BYTES = 64 * 2**20  # the most that all events of a streamed reply may have
+MAX_REPLY_BYTES = 64 * 2**20  # the most for all events of a streamed reply together
 MAX_BODY_BYTES = 8 * 2**20  # the most of a body without events, or of one that is assembled from events
 LONG_BYTES = 256 * 2**10  # a longer reply is decoded in a worker thread
 _SLICE_BYTES = 8 * 2**10  # how much is decoded without a pause for other tasks
