@@ -464,10 +464,10 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         long_results: What the model gets of a longer result. `refer`: its beginning, its end, its size, and a
             handle with which the model can read the rest (`read_result`). `cut`: only its beginning; this
             always applies if `TurnRequest.json_results` is set.
-        max_image_bytes: Largest image that is sent to the model; 0: no image is sent. In place of a larger
-            one, the model gets a text with type and size.
+        max_image_bytes: Largest image that is sent to the model; 0: no image is sent.
         max_media_bytes: Total size of the images, audio and files that are sent to the model in one turn; 0:
-            nothing is sent. In place of those that are not sent, the model gets texts with type and size.
+            nothing is sent. In place of what is too large in a tool result, the model gets a text with type
+            and size. An image of the host that is too large raises `MCPError`.
         max_samplings: Requests that all servers together may make to the model (MCP sampling); 0: no request.
         turn_timeout_s: Time limit of the whole turn, including closing the sessions and waiting for a person;
             `None`: no limit.

@@ -46,7 +46,7 @@ from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import printable, well_formed
 
 MAX_ATTACHMENTS = 20
-"""The most attachments of a reply's results: with more, Anthropic limits images to 2,000 pixels a side."""
+"""The most attachments in a `MediaRoom`: with more, Anthropic limits images to 2,000 pixels a side."""
 
 _MAX_TEXT_BYTES = 1024 * 1024
 _MAX_NAME = 100
@@ -68,7 +68,7 @@ _EXPECTED = {"image": "it is not a PNG, JPEG, GIF or WebP image", "audio": "it i
 
 
 class MediaRoom:
-    """Collects the attachments of one reply's results; `used_bytes` of the turn's limit are used already."""
+    """Collects the attachments of a reply's results, or the host's images; `used_bytes` are used already."""
 
     def __init__(self, limits: TurnLimits, used_bytes: int = 0) -> None:
         self.attachments: list[m.Attachment] = []
