@@ -43,7 +43,7 @@ class LogLine(Struct, frozen=True):
 class Fact(m.Message, frozen=True, kw_only=True):
     """Base of all facts. A host's own facts have tags with a prefix: `tag="maildesk.Assigned"`.
 
-    If a fact has a field `turn`, readers show it with that turn. Override methods to show it otherwise.
+    Readers show a fact that has a field `turn` with that turn. Override the methods to change a fact's words.
 
     Attributes:
         between_turns: Whether the host records the fact only while none of its turns runs. If so, a turn

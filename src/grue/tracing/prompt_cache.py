@@ -252,7 +252,7 @@ class CachedPrompts:
             try:
                 talk.encoded.ask(command.new, command.mode)
             except ValueError:
-                # The recorded conversation is incomplete, for example because a secret was redacted.
+                # The trace lacks a part of the conversation, or has a placeholder in place of a call's id.
                 talk.whole = False
                 talk.encoded.history.forget()
 
@@ -456,7 +456,7 @@ def common_bytes(left: bytes, right: bytes) -> int:
 
 
 class _PromptPair(Struct, frozen=True):
-    """Two prompts that have their first `same` bytes in common; `sent` is that of `asked`, in `talk`."""
+    """Two prompts with their first `same` bytes in common; `sent` is that of request `asked` of `talk`."""
 
     earlier: _Sent
     sent: _Sent

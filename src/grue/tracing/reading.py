@@ -47,7 +47,7 @@ def unknown_fact(body: bytes) -> Fact:
 
 
 def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
-    """Return `fact`. An episode fact gets the fields that its host added, read from its JSON `body`."""
+    """Return `fact`. One of `EPISODE_FACTS` gets the fields that a host has added in the JSON `body`."""
     if type(fact) not in EPISODE_FACTS:
         return fact
     fields: m.JsonObject = msgspec.json.decode(body, type=dict)

@@ -395,7 +395,7 @@ class _Session:
         self.compared = 0
         self._server = server
         self._turn = turn
-        resumed = turn.run.resumed is not None and not turn.is_fork  # if so, no server has connected before
+        resumed = turn.run.resumed is not None and not turn.is_fork  # if so, no server counts as proven
         self._connection: conn.ConnectionState = conn.Untried() if resumed else connections.of(server)
         self._connected = False
         # Messages without a turn belong to a session of the host, such as that of `Runner.call`.

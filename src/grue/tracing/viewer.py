@@ -36,8 +36,8 @@ SCRIPTS = (
 
 def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     """Write a trace as a page that only the user can read, and return the episode's overview."""
-    # The same trace and title give the same bytes. The page gets the modification time that the trace had
-    # before: if the trace grows meanwhile, the page is older than it. `TraceError` leaves no partial page.
+    # The same trace and title give the same bytes. The page gets the trace's modification time from before
+    # reading: if the trace grows meanwhile, the page is older. `TraceError` leaves no partial page.
     reader = open_episode(trace)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, reader.path)
