@@ -496,7 +496,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ToolsUnsupported(Struct, frozen=True, kw_only=True, tag=True):
-    """Tools are configured for a model that cannot call any; `reason` says how that is known.
+    """Tools are configured for a model that cannot call any; `reason` says why it cannot.
 
     Source: R12.5
     """

@@ -3,8 +3,8 @@
 OpenAI takes a file with a line for each request, and Anthropic all requests in one body. If a process is
 killed while it submits a batch, the batch may be in the provider's list already. With OpenAI's API, grue
 finds its batch by a key in the metadata, or by the id of the uploaded file, because some providers keep no
-metadata. Of Anthropic's batches, one counts as grue's own if it was made when grue submitted (about then, or
-later), has the same number of requests, and its first readable result has the id of one of these requests.
+metadata. Of Anthropic's batches, one counts as grue's own if it was made since grue began to submit, has the
+same number of requests, and its first readable result has the id of one of these requests.
 """
 
 from collections.abc import Mapping
