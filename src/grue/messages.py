@@ -582,8 +582,9 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Tokens of one or more completions; `cost_usd` is `None` if the cost is not known.
 
     Attributes:
-        cached_tokens: Tokens of the prompt that were read from the provider's cache.
-        cache_write_tokens: Tokens of the prompt that were written to the provider's cache.
+        cached_tokens: Those of the `input_tokens` that were read from the provider's cache.
+        cache_write_tokens: Those of the `input_tokens` that were written to the provider's cache.
+        reasoning_tokens: Those of the `output_tokens` that were spent on thinking.
     """
 
     input_tokens: int = 0
@@ -981,7 +982,7 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
 
 
 class ThoughtsDropped(LlmNote, frozen=True, kw_only=True):
-    """llm: `replies` replies are sent without their thoughts, which the endpoint cannot read."""
+    """llm: `replies` replies are sent without their thoughts, which are not from this `wire` and `model`."""
 
     conversation: ConversationId
     replies: int
