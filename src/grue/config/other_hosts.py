@@ -304,7 +304,7 @@ def _entries(parsed: Any) -> dict[str, Any] | None:
         return value.get(key) if isinstance(value, Mapping) else None
 
     found: dict[str, Any] | None = None
-    # Claude Code has servers for all projects, and further ones for each project.
+    # Claude Code has servers for all projects, and more for each. Some files have them under `mcp`.
     for place in (parsed, inside(parsed, "mcp"), inside(inside(parsed, "projects"), str(Path.cwd()))):
         for key in _KEYS:
             if isinstance(servers := inside(place, key), Mapping):

@@ -286,11 +286,7 @@ class GameConfiguration(_Table):
 
     @classmethod
     def of_project(cls) -> Self:
-        """Load `pyproject.toml` from the working directory. Without that file, return the defaults.
-
-        Raises:
-            MCPConfigError: As `from_toml`.
-        """
+        """Load `pyproject.toml` from the working directory, as `from_toml`. Without it, use the defaults."""
         return cls.from_toml() if Path("pyproject.toml").is_file() else cls()
 
     @classmethod

@@ -372,7 +372,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             finally:
                 self._working.discard(thread)
 
-        # An executor keeps its threads, and may start one that finds nothing to do.
+        # Note which threads this starts: the executor keeps them, and one may find nothing to do.
         before = set(threading.enumerate())
         call = super().run_in_executor(executor, work)
         self._workers |= set(threading.enumerate()) - before

@@ -37,8 +37,8 @@ class Filter(Struct, frozen=True, kw_only=True):
         failures: bool = False,
     ) -> "Filter":
         """Make a filter from the texts that people write as options. For a kind, a unique part is enough."""
-        # `facts` names further kinds: facts whose hosts are not installed. Raises `MCPConfigError` for a turn
-        # or message that is no number or range, and for a kind that is unknown or fits several names.
+        # `facts` has more names of kinds: those in the trace, whose hosts may not be installed. Raises
+        # `MCPConfigError` for a turn or message that is no number or range, and an unknown or ambiguous kind.
         names = {*map(name_of, known_kinds().values()), *facts}
         return cls(
             turns=tuple(_range(each, "turn") for each in turns),

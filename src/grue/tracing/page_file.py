@@ -84,7 +84,7 @@ def refuse_foreign(target: Path, name: str) -> None:
 
 REFERENCE = "grue-image:"  # the prefix of a string that replaces an image; the image's id follows
 MAX_IMAGE_CHARS = 24_000_000  # most characters of an image in base64; a note replaces a larger one
-MAX_IMAGES_CHARS = 96_000_000  # most characters of all images of a page; a note replaces any other
+MAX_IMAGES_CHARS = 96_000_000  # most characters of a page's images; a note replaces one that does not fit
 
 # With `(?<!\\)`, a long run of backslashes is tried once, and not from each of its characters.
 _IMAGE = re.compile(
