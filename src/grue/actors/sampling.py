@@ -65,7 +65,7 @@ class Sampler(Struct):
         most, under_way = self.limits.max_samplings, self._asked - self._ended
         under_way += max(0, self._reported - self.sampled())  # the agent may not have read a report yet
         if self._asked >= most:
-            return Declined(f"this turn allows {most} sampling requests, and they are used up")
+            return Declined(f"the limit of sampling requests in this turn is used up: {most}")
         if self.spent().plus(under_way + 1, m.Usage()).reached(self.limits.budget):
             return Declined("the budget of this turn is spent")
         self._asked += 1

@@ -187,12 +187,12 @@ class Claims:
             self.give_back(id_, RequestOutcome())
 
 
-def add_to_ledger(folder: FleetFolder, attempt: str, spent: Amount) -> None:
+def add_to_ledger(folder: FleetFolder, episode: str, spent: Amount) -> None:
     """Add an attempt's cost to the ledger in a run without limits, in which `Accounts` counts no requests.
 
     Raises `TraceError` if the ledger cannot be written.
     """
-    line = _Line("settled", attempt, spent.requests, spent.tokens, round(spent.money_usd, 9))
+    line = _Line("settled", episode, spent.requests, spent.tokens, round(spent.money_usd, 9))
     with contextlib.closing(LineFile(folder.path / LEDGER, "ledger")) as file:
         file.write(msgspec.json.encode(line))
 

@@ -376,9 +376,9 @@ class Driver:
                 self.tally.add(end)
         self._pause_if_all_fail(end)
 
-    def _record_cost(self, attempt: str, spent: Amount) -> None:
+    def _record_cost(self, episode: str, spent: Amount) -> None:
         try:
-            add_to_ledger(self._folder, attempt, spent)
+            add_to_ledger(self._folder, episode, spent)
         except TraceError as error:
             # The run has no budget, so it goes on. Only a later run with a budget would need this cost.
             if not self._warned:

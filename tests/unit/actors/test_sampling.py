@@ -110,7 +110,7 @@ async def test_the_limit_is_the_turns_whoever_asks() -> None:
         async with sampler(server, 1) as one:
             await one.sample(ServerName("a"), QUESTION)
             answer = await one.sample(ServerName("b"), QUESTION)
-    assert answer == Declined("this turn allows 1 sampling requests, and they are used up")
+    assert answer == Declined("the limit of sampling requests in this turn is used up: 1")
 
 
 @pytest.mark.parametrize("budget", [Budget(tokens=15), Budget(requests=3)], ids=["tokens", "requests"])

@@ -122,7 +122,7 @@ def test_sampling_is_bounded_for_the_turn(tmp_path: Path) -> None:
     assert turn.outcome.response == "done"
     first, second = answers_to_server(log)
     assert "result" in first
-    assert second["error"]["message"] == "this turn allows 1 sampling requests, and they are used up"
+    assert second["error"]["message"] == "the limit of sampling requests in this turn is used up: 1"
 
 
 def test_sampling_counts_in_the_turns_budget(tmp_path: Path) -> None:
