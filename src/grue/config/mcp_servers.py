@@ -170,7 +170,7 @@ def _with_auth(entry: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, 
 
 
 def _with_tools(entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace other hosts' keys for the choice of tools, such as `enabledTools`, by grue's `tools`."""
+    """Replace the keys of `INCLUDING` and `EXCLUDING`, such as `enabledTools`, by the key `tools`."""
     found = {"include": INCLUDING, "exclude": EXCLUDING}
     present = {kind: [key for key in keys if key in entry] for kind, keys in found.items()}
     both = [key for keys in present.values() for key in keys]

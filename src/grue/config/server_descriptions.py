@@ -177,7 +177,7 @@ def read_server(
 def _chosen(
     description: object, kind: str | None
 ) -> tuple[_Server, str, _Package | _Transport, tuple[str, ...]]:
-    """Return the parsed description, the first usable kind, its package or URL, and the other kinds."""
+    """Return the parsed description, the kind to use, its package or URL, and the other usable kinds."""
     if isinstance(description, Mapping) and isinstance(description.get("server"), Mapping):
         description = description["server"]
     server = _converted(description, _Server, "a server.json of the MCP registry")

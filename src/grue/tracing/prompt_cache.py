@@ -403,7 +403,7 @@ class CachedPrompts:
 
 
 def _blame(talk: _Prompted, place: _Place) -> None:
-    """If the conversation now differs from its last prompt, add the message that changed it to `blame`."""
+    """If the conversation does not begin with its last prompt, add the message that changed it to `blame`."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]
