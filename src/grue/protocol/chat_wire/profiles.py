@@ -216,7 +216,7 @@ Adaptation: TypeAlias = Callable[[WireProfile, str], WireProfile | None]
 """Adapts a profile to a refusal's text; `None` or an unchanged profile: there is no reason to adapt."""
 
 MAY_BLAME_ATTACHMENTS = frozenset({400, 413, 415, 422})
-"""If a refusal has one of these statuses and no known cause, attachments in the request may be the cause."""
+"""Statuses of refusals that an attachment in the request may have caused, if nothing shows another cause."""
 
 _SPEAKS_OF_FORM = frozenset({400, 404, 415, 422, 500})
 _LENGTH = r"description\W[^\n]{0,80}too long[^\n]{0,80}maximum length ([1-9]\d{1,5})"

@@ -3,8 +3,8 @@
 The LLM actor sends the first request, which begins the state `Sent`, and then carries out the commands of
 `attempt_step`, in order; the outcome of a request is the next event. The rules:
 
-- A refusal that shows what the endpoint does not accept changes the profile (`chat_wire/profiles.py`). If its
-  cause is not known, but its status is one that images or files may cause, the newest of them are replaced by
+- A refusal that shows what the endpoint does not accept changes the profile (`chat_wire/profiles.py`). If it
+  does not, but by its status and reason images or files may be its cause, the newest of them are replaced by
   a line of text. After either, the request is sent again at once, and no retry is used up.
 - If a prompt fits into the context window, but not together with the reply's token limit, the request is sent
   again once, with the limit that fits, if this is at least a fourth of the limit before.
@@ -47,6 +47,9 @@ from grue.protocol.retry import RetryPolicy, next_delay
 
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 """The wire formats' names for a reply's token limit. A limit that `extra_body` sets is never changed."""
+
+_OTHER_CAUSES = frozenset({"key", "credit", "region", "reply"})
+"""Reasons of refusals that no attachment causes. A dropped attachment stays out of the conversation."""
 
 _MOST_ENDLESS = 2  # how many replies of one completion may run into their time limit
 _LEAST_OF_LIMIT = 4
@@ -244,7 +247,8 @@ def _adaptation(event: RequestFailed) -> tuple[AdaptProfile | DropAttachments, .
     overflow = event.failure.overflow
     if overflow is None and adapt_profile(event.profile, event.fault.status, event.fault.message) is not None:
         return (AdaptProfile(event.fault),)
-    if event.attachments and event.fault.status in MAY_BLAME_ATTACHMENTS:
+    blamed = event.fault.status in MAY_BLAME_ATTACHMENTS and event.failure.reason not in _OTHER_CAUSES
+    if event.attachments and blamed:
         return (DropAttachments(),)
     return ()
 

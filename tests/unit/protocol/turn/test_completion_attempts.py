@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from grue.messages import CompletionRetried, LlmFailure, ReplyCut, TextDelta, Usage
-from grue.policies import ContextOverflow
+from grue.policies import ContextOverflow, FailureReason
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import GENERIC, adapt_profile
@@ -370,6 +370,26 @@ def test_a_limit_is_lowered_to_what_the_window_has_room_for(
 ) -> None:
     overflow = ContextOverflow(window_tokens=window, prompt_tokens=prompt)
     assert smaller_limit(ASKED, SMALL, overflow) == limit
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "command"),
+    [
+        (REFUSED, "key", Finish),
+        (REFUSED, "credit", Finish),
+        (REFUSED, "region", Finish),
+        (GARBLED, "reply", CompletionRetried),
+        (REFUSED, "request", DropAttachments),
+        (REFUSED, None, DropAttachments),
+    ],
+)
+def test_attachments_are_kept_if_the_refusal_has_another_reason(
+    fault: Fault, reason: FailureReason | None, command: type
+) -> None:
+    event = failed(fault, attachments=True)
+    event = replace(event, failure=replace(event.failure, reason=reason))
+    _, commands = attempt_step(FIRST, event)
+    assert isinstance(commands[0], command)
 
 
 def test_a_limit_in_extra_body_is_not_lowered() -> None:
