@@ -6,8 +6,8 @@ request that offers them:
 - Only a turn's first request, or its first after a resumption, may offer them, and only if a server is still
   starting, no check of tool support is under way, and the budget leaves more than this request.
 - Nothing follows from the reply before all servers have reported. A `StartupFailed` ends the turn.
-- The reply is used if each tool that it calls is listed as presumed; else it is dropped, and the request is
-  sent again with the listed tools. So is a failed request, unless the servers list just the presumed tools.
+- The reply is used if each called tool is listed as presumed; else it is dropped, and the request is sent
+  again with the listed tools. So is a failed request, unless the servers have just the presumed tools.
 - If the request is still under way when all servers have reported, it is cancelled if every tool that it
   offers has changed or is not listed, unless it offers `find_tools` (`Turn.searching`).
 
