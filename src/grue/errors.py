@@ -187,7 +187,7 @@ class LLMError(MCPError):
             `overloaded`, `region`, `model`, `tools`, `content`, `too_long`, `request`, `address`,
             `connection`, `timeout` or `reply`; empty if it is not known.
         status: HTTP status, or `None` if there was no reply.
-        retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; `None`: none.
+        retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; else `None`.
         endpoint: Base URL without credentials.
         tool_calls: The tool calls of the turn so far (`ToolCallRecord`).
     """

@@ -480,7 +480,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         attempts: How many tries at this endpoint have failed, this one included.
         overflow: Set if `reason` is `too_long`: the sizes that the refusal names.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
-        retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; `None`: none.
+        retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; else `None`.
     """
 
     kind: policies.FailureKind
