@@ -291,7 +291,7 @@ class ChatAssembler:
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # No endpoint needs several choices in a chunk. They count in `held`, whose limit bounds the work.
+        # No endpoint needs several choices in a chunk. Count the others in `held`: its limit bounds the work.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]

@@ -283,7 +283,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
 
 
 def _attached_mark(text: str) -> re.Match[str] | None:
-    """Find the first tag that directly follows other text. `None` also if the text begins as JSON."""
+    """Find the first tag that directly follows other text. `None` also if the text begins with `{`."""
     if text.startswith("{"):
         return None
     form = re.compile(_FORMS)
