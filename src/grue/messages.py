@@ -877,10 +877,7 @@ class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
 
 
 class CompletionRetried(LlmNote, frozen=True, kw_only=True):
-    """llm: a try failed, and the next follows after `delay_s`.
-
-    `attempt`: its number, from 1. The count begins anew at another model, and after a `ReplyCut`.
-    """
+    """llm: try `attempt` (from 1, anew at another model or limit) failed. The next follows in `delay_s`."""
 
     request: int
     attempt: int
