@@ -28,17 +28,18 @@ _SERVERS = """\
 ## MCP servers
 The columns mean:
 
-- *time to boot*: from the start of the process until it has listed its tools. Over HTTP and SSE the process
-  runs already: from the connect until the server has listed its tools.
-- *one call*: the tool that a `ToolClient` called, and the time of the call. If no tool was called, the cell
-  says why.
+- *time to boot*: from the start of the process until the server has listed its tools. Over HTTP and SSE the
+  process runs already, and the time begins with the connect.
+- *one call*: the tool that a `ToolClient` called, the time of the call, and the text of the error if the tool
+  answered with one. If no tool was called, the cell says why.
 - *turn, new process*, *turn, kept session* and *turn, spare process*: the mean time of two turns in a row, in
   which a scripted model calls the tool. If there is no tool to call, a turn only lists the tools. With a new
   process (`keep="nothing"`) both turns include a boot, with a kept session (`keep="sessions"`) only the
   first. With a spare process (`keep="loop", start="after_turn"`) the first turn includes a boot, and the
   second what is left of the boot that began after the first.
 - *left behind*: processes, descriptors and threads that are left after these steps, and files that the
-  server has written into its working folder, its home or its temporary folder.
+  server has written into its working folder, its home or its temporary folder. *it had to be terminated*: the
+  server did not exit when its input was closed, and got a signal.
 
 `mcp<2` in the column *package*: the package needs version 1 of the MCP SDK but does not declare it, so it was
 installed with this constraint.
