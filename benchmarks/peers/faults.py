@@ -276,7 +276,7 @@ def page(text: str, sides: list[Side], took_s: float) -> str:
 
 This page compares what grue and other frameworks do when something goes wrong in a turn. The turn starts a
 server process, calls one tool, and gets the model's answer. In each row another thing goes wrong. Each cell
-shows one turn in a new process, the host: how the turn ended (for an error, its class), how many seconds it
+shows one turn in a new process (the host): how the turn ended (for an error, its class), how many seconds it
 took, and how many processes were `left` three seconds after the host had ended. `no end` means that the turn
 was still running {DEADLINE_S:g} s after its server had read the first message. Three seconds later the
 host was killed. If no server reads a message, a turn may take up to a minute. For Ctrl-C the seconds are
@@ -284,7 +284,7 @@ those from the signal to the end of the host.
 
 {text}
 
-`answered` means that the turn ended with the model's answer; if the call failed, the model had been told so.
+`answered` means that the turn ended with the model's answer; if the call failed, the model had read that.
 An answer is not always better than an error. `another answer` means that the turn ended with another text
 than the model's, for example a text that says that the agent gave up. The table does not show whether an
 error's text helps.
