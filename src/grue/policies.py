@@ -497,7 +497,10 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         check_settings(self, above_0=_ABOVE_0)
 
     def startup_timeout_s(self, server: str) -> float:
-        """Return the time limit in seconds for starting a server."""
+        """Return the limit in seconds for starting a server.
+
+        The servers' own options, and the 60 s with a download, count once the runner has filled them in.
+        """
         common_s = self.server_startup_timeout_s
         return self.startup_timeouts_s.get(server, STARTUP_TIMEOUT_S if common_s is None else common_s)
 

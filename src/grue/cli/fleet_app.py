@@ -215,8 +215,10 @@ def fork(
 
     Their scores are: score (1 if the model gave an answer, else 0), same_answer
     and same_calls (1 if they are as recorded, else 0), requests and tool_calls
-    (how many there were). The exit status is 1 if a fork has no result. At Ctrl-C
-    the command ends as `grue fleet run` does.
+    (how many there were). A fork that fails, for example at a call without a
+    recorded result, has a result, but no scores. The exit status is 1 if a fork
+    has no result, as with `grue fleet run`. At Ctrl-C the command ends as that
+    command does.
     """
     from grue.cli.fleet import fork_fleet
     from grue.cli.fork import change_of

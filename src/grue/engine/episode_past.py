@@ -164,7 +164,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # Count nothing yet: the message that ends the turn later has the cost of all its parts.
+            # Count nothing here. If the turn ends later, the message that ends it has the cost of all parts.
             case m.TurnParked() as parked:
                 self.parked = parked
                 return Spent()

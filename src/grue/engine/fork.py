@@ -120,7 +120,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return begun
 
     def listings(self, after: int) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-        """Return the tools, by server, that were set by forks recorded after message number `after`."""
+        """Return the lists of tools, by server, that `TurnForked` messages after message `after` have set."""
         listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         for each in self.envelopes:
             if each.seq > after and isinstance(each.body, m.TurnForked):

@@ -214,7 +214,8 @@ class _WatchingGate(Gate):
 
     def _changed_in(self, path: str) -> None:
         folder = os.path.dirname(path)  # noqa: PTH120
-        if os.path.isdir(folder):  # noqa: PTH112
+        # Python also runs if it cannot store compiled modules.
+        if os.path.isdir(folder) and "__pycache__" not in path.split("/"):  # noqa: PTH112
             _keep(self._watch.written, folder)
             if folder in self._watch.written:
                 self._watch.changed.setdefault(folder, path)

@@ -89,7 +89,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     Attributes:
         call_timeout_s: Time limit of one tool call, unless the turn's is smaller; `None`: the turn's limit.
         startup_timeout_s: Time limit from the start of the connection to the listing; `None`: the turn's
-            limit. A limit here replaces the turn's, also if it is longer.
+            `TurnLimits.server_startup_timeout_s`. An entry in `TurnLimits.startup_timeouts_s` has precedence.
         startup_timeout_place: Where the user can set `startup_timeout_s`, in words, for the advice in the
             error after a slow start.
         exit_grace_s: How long a server process may take to exit after its input was closed, before it gets
@@ -99,7 +99,8 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         include: Bare names of the tools to offer, or patterns with `*`, `?` and `[...]`; `None`: all.
         exclude: Names or patterns of the tools not to offer, even if `include` names them.
         required: What happens if the first connect of an episode fails. `True`: the turn ends with an error.
-            `False`: the turn goes on without the server. `None`: as the turn's `FailurePolicy` says.
+            `False`: the turn goes on without the server. `None`: as `FailurePolicy.first_connect` says, or as
+            `False` with `start="when_called"`. An entry in `FailurePolicy.first_connects` has precedence.
         check_arguments: Whether a call that the tool's input schema refuses is answered with an error instead
             of being sent. Switch it off for a server whose schemas are wrong.
         start: When the server starts, one of `StartWhen`; `None`: as the runner's `start` says.

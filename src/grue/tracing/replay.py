@@ -316,8 +316,8 @@ class Connections:
     """The connection state of each server between turns, computed from the trace."""
 
     def __init__(self) -> None:
-        # The servers whose last start made its turn fail. A host that went on in the same process may still
-        # know that such a server had connected before.
+        # The servers whose last start made its turn fail. The trace does not show their state after that:
+        # `Untried`, or as before, if the host went on in a process in which the server had connected.
         self.unsure: set[m.ServerName] = set()
         self._known: dict[m.ServerName, conn.Settled] = {}
         self._recorded: dict[m.ServerName, conn.Settled] = {}

@@ -208,10 +208,13 @@ def test_its_facts_are_shown_as_it_words_them(run: CliRunner) -> None:
 def test_a_server_is_watched_while_a_person_chats_and_its_box_is_proposed(
     run: CliRunner, tmp_path: Path
 ) -> None:
-    for folder in ("kept", "late"):
+    for folder in ("code", "kept", "late"):
         (tmp_path / folder).mkdir()
     program = """
+import os
 from grue.hosts.servers import think
+os.mkdir("code/__pycache__")
+open("code/__pycache__/module.pyc", "w").close()
 open("kept/thoughts", "w").close()
 think.main([])
 open("late/thoughts", "w").close()"""

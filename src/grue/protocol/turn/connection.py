@@ -45,7 +45,7 @@ class Disabled(Struct, frozen=True, tag=True):
 
 
 class Connecting(Struct, frozen=True, tag=True):
-    """The session makes attempt number `attempt` in this turn; `first`: the state before was `Untried`."""
+    """The session makes attempt number `attempt` of this connect; `first`: the state before was `Untried`."""
 
     server: m.ServerName
     attempt: int
@@ -81,7 +81,7 @@ ConnectionEvent: TypeAlias = ConnectRequested | ConnectSucceeded | AttemptFailed
 
 
 class Attempt(Struct, frozen=True, tag=True):
-    """Try to connect. `number` counts the attempts in this turn."""
+    """Try to connect. `number` counts the attempts of one connect; a reconnect begins at 1 again."""
 
     number: int
 

@@ -501,7 +501,7 @@ def crosses_strings(written: bytes, start: int, end: int) -> bool:
 
 
 _HEADERS = tuple(tuple((char,) for char in name) for name in ("authorization", "api-key", "bearer "))
-# Not `(...)*+`: before Python 3.11.5, a possessive group ends early at a lookahead in it.
+# Not `(...)*+`: before Python 3.11.5, such a group also consumes the repetition in which a lookahead fails.
 _LINE = r"[^\n\\]*+(?>(?:\\(?!n)[^\n\\]*+)*)"
 # An authorisation header or a bearer token at the end of the text. Its value may continue.
 _OPEN = re.compile(
