@@ -236,7 +236,7 @@ def _stricter(one: Terms, other: Terms) -> Terms:
 
 DENIED_BY_PERSON = "the user does not allow it"
 UNUSABLE_CHANGE = "the user changed the arguments, but not to usable ones: {fault}"
-UNUSABLE_DECISION = "the decision about it is none: it should be to approve, to deny or to change the call"
+UNUSABLE_DECISION = "the decision about it cannot be used: it should approve, deny or change the call"
 CONTRADICTED = "the decisions about the call contradict each other, so it is denied"
 ANOTHER_CALL = "it is about another call, other arguments or another definition of the tool"
 ANSWERED = "the call has been decided on already"
