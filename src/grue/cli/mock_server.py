@@ -4,6 +4,7 @@ import importlib
 import runpy
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
@@ -48,15 +49,15 @@ def _serve(server: "MockServer", port: int | None, transport: Literal["http", "s
         quit_at_once()  # KeyboardInterrupt would not end the thread that reads standard input
         anyio.run(server.serve_stdio)
         return
-    try:
-        with server.serve_http(port=port, transport=transport) as url:
-            typer.echo(url)
-            sys.stdout.flush()
-            threading.Event().wait()
-    except OSError as error:
-        raise MCPConfigError(
-            f"cannot serve on port {port}: {os_cause(error)}. `grue mock-server --http 0` takes a free one."
-        ) from error
+    with ExitStack() as served:
+        try:
+            url = served.enter_context(server.serve_http(port=port, transport=transport))
+        except OSError as error:
+            fault = f"cannot serve on port {port}: {os_cause(error)}."
+            raise MCPConfigError(f"{fault} `grue mock-server --http 0` takes a free one.") from error
+        typer.echo(url)
+        sys.stdout.flush()
+        threading.Event().wait()
 
 
 def _server(target: str | None, options: dict[str, Any]) -> "MockServer":

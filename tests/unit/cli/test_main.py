@@ -24,7 +24,9 @@ def in_a_shell(script: str, *args: str, cwd: Path) -> subprocess.CompletedProces
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is full")
-@pytest.mark.parametrize("args", [["--version"], [], ["--help"], ["trace", "schema"]])
+@pytest.mark.parametrize(
+    "args", [["--version"], [], ["--help"], ["trace", "schema"], ["mock-server", "--http", "0"]]
+)
 @pytest.mark.slow
 def test_an_output_that_is_full_is_reported(tmp_path: Path, args: list[str]) -> None:
     done = in_a_shell('"$@" > /dev/full', *args, cwd=tmp_path)
