@@ -381,6 +381,7 @@ def test_a_chain_is_read_from_toml_and_dropped_where_another_model_is_chosen(tmp
     ("line", "why"),
     [
         ("agent_modl = 'x'", "table 2 has 'agent_modl'. Did you mean 'agent_model'?"),
+        ("zzz = 'x'", "table 2 has 'zzz'."),
         ("wire_format = 'messages'", "should have an agent_model in each table: table 2 has none"),
         ("agent_model = 5", "has a table 2 that cannot be used: agent_model is 5"),
         ("agent_model = 'x'\nclient_base_url = 'y'", "client_base_url should be an http:// or https:// URL"),

@@ -11,7 +11,7 @@ from grue import messages as m
 from grue.cli.project import known_servers
 from grue.cli.saying import GRUE, say, shown_argument
 from grue.cli.tools import arguments_of, example_of, properties_of, required_of
-from grue.config.documents import nearest
+from grue.config.documents import did_you_mean
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
@@ -35,10 +35,8 @@ def read_arguments(tool: m.ToolDefinition, text: str | None, pairs: Sequence[str
         if not equals or not name:
             raise MCPConfigError(f"--arg {pair}: write NAME=VALUE.")
         if name not in known and tool.input_schema.get("additionalProperties") is False:
-            likely = nearest(name, known)
-            hint = f" Did you mean {likely!r}?" if likely else ""
-            takes = printable(f"It takes {', '.join(known) or 'none'}.")
-            raise MCPConfigError(f"--arg {pair}: {tool.name} takes no argument {name!r}.{hint} {takes}")
+            meant, takes = did_you_mean(name, known), printable(f"It takes {', '.join(known) or 'none'}.")
+            raise MCPConfigError(f"--arg {pair}: {tool.name} takes no argument {name!r}.{meant} {takes}")
         arguments[name] = _value(pair, written, _kinds(known.get(name)))
     return arguments
 

@@ -97,9 +97,9 @@ class YamlDocument(Document):
                 raise self.error(keys, f"{dotted(keys)}{': ' if keys else ''}{problem}{wanted}.") from error
             key, known = unknown["key"], _fields(kind, keys)
             keys = (*keys, key)
-            meant = SECRETS_ELSEWHERE.get(key) or f"Did you mean {nearest(key, known)!r}?"
-            text = f"unknown key {dotted(keys)!r}. {meant}"
-            raise self.error(keys, f"{text} Known keys: {', '.join(known)}.") from error
+            meant = f" {SECRETS_ELSEWHERE[key]}" if key in SECRETS_ELSEWHERE else did_you_mean(key, known)
+            text = f"unknown key {dotted(keys)!r}.{meant} Known keys: {', '.join(known)}."
+            raise self.error(keys, text) from error
 
 
 def problem_of(error: msgspec.ValidationError) -> MCPConfigError.Problem:
@@ -152,7 +152,13 @@ def replace_file(path: Path, text: str) -> None:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def nearest(word: str, known: Iterable[str], *, similarity: float = 0.0) -> str | None:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a space and a question with the known word that is similar to `word`; empty: none is."""
+    near = nearest(word, known)
+    return f" Did you mean {near!r}?" if near is not None else ""
+
+
+def nearest(word: str, known: Iterable[str], *, similarity: float = 0.6) -> str | None:
     """Return the known word most similar to `word`, or `None` if none reaches `similarity` (0 to 1)."""
     import difflib  # imported here, because only a mistake needs it
 

@@ -22,6 +22,7 @@ from grue.config import server_auth
 from grue.config.documents import (
     Document,
     KeyPath,
+    did_you_mean,
     file_error,
     nearest,
     parse_json,
@@ -148,9 +149,8 @@ class ToolsConfig(pydantic.BaseModel):
             return {"include": values}
         for key in values if isinstance(values, Mapping) else ():
             if key not in cls.model_fields:
-                raise ValueError(
-                    f"has the unknown key {key!r}. Did you mean {nearest(key, cls.model_fields)!r}?"
-                )
+                meant = did_you_mean(key, cls.model_fields) or " Known keys: include, exclude"
+                raise ValueError(f"has the unknown key {key!r}.{meant}")
         return values
 
 

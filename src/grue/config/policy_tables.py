@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from grue.config.documents import KeyPath, choices, nearest, problem_of
+from grue.config.documents import KeyPath, choices, did_you_mean, problem_of
 from grue.errors import MCPConfigError
 from grue.policies import ContextPolicy, ToolPolicy, ToolRule, ToolSearch
 from grue.protocol.tools.policy import check_policy
@@ -54,7 +54,7 @@ def _refuse_unknown(table: Mapping[str, Any], kind: type[Struct], within: KeyPat
         if key not in names:
             raise _error(
                 (*within, key),
-                f"{_said(within)}unknown key {key!r}. Did you mean {nearest(key, names)!r}?"
+                f"{_said(within)}unknown key {key!r}.{did_you_mean(key, names)}"
                 f" Known keys: {', '.join(names)}.",
             )
 

@@ -67,12 +67,13 @@ def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigErro
 
 
 def _unknown(name: str, value: object) -> str:
+    tables = f"Settings are in the tables {', '.join(f'[{GRUE}.{table}]' for table in TABLES)}."
     if not isinstance(value, dict):
-        tables = ", ".join(f"[{GRUE}.{table}]" for table in TABLES)
-        hint = where_it_belongs(name, GRUE) or f"Settings are in the tables {tables}."
+        hint = where_it_belongs(name, GRUE) or tables
         return f"[{GRUE}] has no setting {name!r} of its own. {hint}"
-    hint = where_it_belongs(name, GRUE) or f"Did you mean [{GRUE}.{nearest(name, TABLES)}]?"
-    return f"unknown table [{GRUE}.{name}]. {hint}"
+    near = nearest(name, TABLES)
+    meant = f"Did you mean [{GRUE}.{near}]?" if near is not None else tables
+    return f"unknown table [{GRUE}.{name}]. {where_it_belongs(name, GRUE) or meant}"
 
 
 def _settings_in_both(

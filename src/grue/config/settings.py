@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
 from grue.config import project_tables
-from grue.config.documents import nearest
+from grue.config.documents import did_you_mean
 from grue.config.policy_tables import read_context_policy, read_tool_policy, read_tool_search
 from grue.errors import MCPConfigError
 from grue.policies import DEFAULT_START, TURN_TIMEOUT_S, ContextPolicy, StartWhen, ToolPolicy, ToolSearch
@@ -179,8 +179,8 @@ def _next_models(value: Any) -> Any:
         unknown = next((key for key in each if key not in known), None)
         if unknown is not None:
             raise ValueError(
-                f"should have tables with {', '.join(known)}: table {number} has {unknown!r}. Did you mean"
-                f" {nearest(unknown, known)!r}?"
+                f"should have tables with {', '.join(known)}: table {number} has {unknown!r}."
+                f"{did_you_mean(unknown, known)}".removesuffix(".")
             )
         if "agent_model" not in each:
             raise ValueError(f"should have an agent_model in each table: table {number} has none")
@@ -369,17 +369,18 @@ def _unknown_keys(
         names = known.get(table)
         if names is None or key in names or (root == project_tables.ZORKGPT and table != "mcp"):
             continue
-        meant = project_tables.where_it_belongs(key, root, table) or f"Did you mean {nearest(key, names)!r}?"
+        belongs = project_tables.where_it_belongs(key, root, table)
+        meant = f" {belongs}" if belongs else did_you_mean(key, names)
         yield MCPConfigError.Problem(
             (*root.split("."), table, key),
-            f"unknown key {key!r} in [{root}.{table}]. {meant} Known keys: {', '.join(names)}.",
+            f"unknown key {key!r} in [{root}.{table}].{meant} Known keys: {', '.join(names)}.",
         )
 
 
 def _what_is_wrong(error: ErrorDetails) -> str:
     wanted = fault_text(error["msg"]).removeprefix("Input ").removeprefix("String ")
     if error["type"] == "value_error":
-        return f"{wanted}."
+        return wanted if wanted.endswith("?") else f"{wanted}."
     if error["type"] in ("unexpected_keyword_argument", "no_such_attribute"):
         return "is not a setting."
     inside = error["loc"][1:]

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.config.documents import nearest
+from grue.config.documents import did_you_mean
 from grue.errors import FleetError
 from grue.fleet.course import Course
 from grue.fleet.folder import COMMIT, TRACE, AttemptEnd, EpisodeFolder, FleetFolder, require_fleet
@@ -174,8 +174,7 @@ def require_settings(found: Iterable[Result], names: Iterable[str], whose: str =
     for name in names:
         if known and name not in known:
             raise FleetError(
-                f"{whose} have no setting {name!r}. Did you mean {nearest(name, known)!r}?"
-                f" They have {', '.join(known)}."
+                f"{whose} have no setting {name!r}.{did_you_mean(name, known)} They have {', '.join(known)}."
             )
 
 

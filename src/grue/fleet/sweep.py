@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.config.documents import Document, KeyPath, nearest, parse_toml, problem_of, read_config_text
+from grue.config.documents import Document, KeyPath, did_you_mean, parse_toml, problem_of, read_config_text
 from grue.errors import FleetError, MCPConfigError
 from grue.fleet.broker import Amount, FleetBudget, Rate, ServerCap
 from grue.fleet.folder import FleetFolder
@@ -109,7 +109,6 @@ _TABLES: dict[str, type[Struct]] = {
     "budget.prices[...]": Price,
     "rate": Rate,
 }
-_MISSPELT_FROM = 0.6
 
 
 def read_sweep(path: Path) -> Sweep:
@@ -272,8 +271,7 @@ def _of_msgspec(file: _File, error: msgspec.ValidationError) -> FleetError:
     unknown = re.search(r"contains unknown field `([^`]*)`", said)
     if unknown:
         key, known = unknown[1], _TABLES[where].__struct_fields__
-        likely = nearest(key, known, similarity=_MISSPELT_FROM)
-        meant = f" Did you mean {likely!r}?" if likely else ""
+        meant = did_you_mean(key, known)
         return file.error((*keys, key), f"unknown key {key!r}.{meant} Known keys: {', '.join(known)}.")
     if where == "grid[...]":
         name = _wrong_axis(file.document.value)

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.config.documents import nearest
+from grue.config.documents import did_you_mean, nearest
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, Scores
 from grue.fleet.identity import Case, FileDigests, episode_id
@@ -129,8 +129,8 @@ def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> tuple[
     kinds = _kinds(declared)
     for name, value in settings.items():
         if name not in kinds:
-            near = nearest(name, kinds)
-            return name, f"unknown setting {name!r}. Did you mean {near!r}?"
+            meant = did_you_mean(name, kinds) or f" Settings: {', '.join(kinds)}."
+            return name, f"unknown setting {name!r}.{meant}"
         try:
             msgspec.convert(_listed(value, kinds[name]), kinds[name])
         except msgspec.ValidationError as error:
@@ -192,11 +192,8 @@ def find_work(name: str) -> KnownWork:
     """
     full = OURS.get(name, name)
     if not _FUNCTION.fullmatch(full):
-        known, near = ", ".join(OURS), nearest(name, OURS, similarity=0.5)
-        meant = "" if near is None else f" Did you mean {near!r}?"
-        raise FleetError(
-            f"work = {name!r} names no function: write module:function, or one of {known}.{meant}"
-        )
+        written = f"write module:function, or one of {', '.join(OURS)}.{did_you_mean(name, OURS)}"
+        raise FleetError(f"work = {name!r} names no function: {written}")
     function = find_function(full)
     if inspect.iscoroutinefunction(function):
         raise FleetError(f"The work {name} is an async function: write `def`, and call asyncio.run in it.")

@@ -94,6 +94,8 @@ def test_an_argument_that_cannot_be_is_refused_with_the_nearest() -> None:
         MCPConfigError, match=r"no argument 'thougt'\. Did you mean 'thought'\? It takes thought\.$"
     ):
         read_arguments(closed, None, ["thougt=x"])
+    with pytest.raises(MCPConfigError, match=r"no argument 'foo'\. It takes thought\.$"):
+        read_arguments(closed, None, ["foo=x"])
     assert read_arguments(tool(thought={}), None, ["thougt=x"]) == {"thougt": "x"}
 
 

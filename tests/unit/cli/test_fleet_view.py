@@ -240,7 +240,7 @@ def test_status_failures_and_report_are_about_the_latest_sweep_too(
         lambda: print_table(tmp_path, ["no such"], as_json=False),
         lambda: write_report(tmp_path, tmp_path / "report.html", by=["no such"]),
     ):
-        with pytest.raises(FleetError, match=r"have no setting 'no such'\. Did you mean '"):
+        with pytest.raises(FleetError, match=r"have no setting 'no such'\. They have "):
             wrong()
     assert write_report(tmp_path, tmp_path / "report.html") == 1
     assert '"earlier":2' in (tmp_path / "report.html").read_text()

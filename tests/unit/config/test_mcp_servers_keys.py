@@ -105,6 +105,7 @@ def test_limits_and_tools_reach_the_server(
         ({"startup_timeout": 3}, "unknown key 'startup_timeout'. Did you mean 'startup_timeout_seconds'?"),
         ({"timeoutSeconds": 3}, "unknown key 'timeoutSeconds'. Did you mean 'timeout_seconds'?"),
         ({"tools": {"inlcude": []}}, "tools has the unknown key 'inlcude'. Did you mean 'include'?"),
+        ({"tools": {"xyz": []}}, "tools has the unknown key 'xyz'. Known keys: include, exclude."),
         ({"tools": "x"}, "tools should be an object, not a string"),
         ({"tools": {"include": "x"}}, "tools.include should be a list, not a string"),
         ({"tools": ["x", 3]}, "tools.include[1] should be a string, not a number"),

@@ -54,6 +54,7 @@ def test_without_the_table_nothing_is_cleared(tmp_path: Path) -> None:
     ("keys", "fault"),
     [
         ("window = 3", "unknown key 'window'. Did you mean 'window_tokens'?"),
+        ("xyz = 3", "unknown key 'xyz'. Known keys: "),
         ('window_tokens = "32k"', "window_tokens: Expected `int | null`, got `str`."),
         ("read_only = [3]", "read_only, number 1: Expected `str`, got `int`."),
         ("low_water = 0.95", "low_water (0.95) must be above 0 and below high_water (0.9)"),

@@ -135,6 +135,7 @@ def test_a_file_without_settings_is_falsy(tmp_path: Path) -> None:
         ("[tool.grue.mcp]\nservers = {}", "MCP servers are configured in mcp_config.json"),
         ("[tool.grue.servers]\na = 1", "MCP servers are configured in mcp_config.json"),
         ("[tool.grue.retri]\na = 1", "Did you mean [tool.grue.retry]?"),
+        ("[tool.grue.zzz]\na = 1", "unknown table [tool.grue.zzz]. Settings are in the tables [tool.grue."),
     ],
 )
 def test_a_setting_in_a_place_that_was_guessed_is_told_where_it_belongs(

@@ -244,6 +244,7 @@ def test_the_tool_lock_makes_the_episode(tmp_path: Path, monkeypatch: pytest.Mon
         ("agent_loop", {**TALK, "mcp": True, "mcp_config": "none.json"}, "none.json"),
         ("skill_agent", {"agent": "none.yaml"}, "Cannot read none.yaml: No such file"),
         ("skill_agent", {"agnt": "x"}, "unknown setting 'agnt'. Did you mean 'agent'"),
+        ("skill_agent", {"zzz": "x"}, "unknown setting 'zzz'. Settings: seed, "),
         ("zork", {"base_url": "https://openrouter.ai/api/v1"}, "There is no key for https://openrouter.ai"),
         ("zork", {"base_url": "http://me:hidden-word@localhost/v1"}, "has a user or a password in it"),
         ("agent_loop", {**TALK, "base_url": "http://localhost/v1?api_key=x"}, "has 'api_key' in its query"),

@@ -106,6 +106,7 @@ def test_with_mcp_off_the_variables_of_servers_need_not_be_set(tmp_path: Path) -
     ("text", "line", "said"),
     [
         ("\nlimts: 3", 2, "unknown key 'limts'. Did you mean 'limits'?"),
+        ("\nxyz: 3", 2, "unknown key 'xyz'. Known keys: "),
         ("mcp:\n  servrs: {}", 2, "unknown key 'mcp.servrs'. Did you mean 'servers'?"),
         ("limits:\n  max_turns: many", 2, "limits.max_turns: Expected `int`, got `str`"),
         ("limits:\n  max_turns: 0", 2, "limits.max_turns: Expected `int` >= 1"),
