@@ -3,7 +3,9 @@
 import json
 import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import duckdb
 import msgspec
 import pytest
+from commands import DEADLINE_S, start
 from made_fleets import add_episode, ended
 from typer.testing import CliRunner
 
@@ -187,6 +190,21 @@ def test_a_run_folder_whose_name_is_not_utf_8_is_queried_too(fleet: Path, tmp_pa
     shutil.copytree(fleet / "aa" / ("aa" + "0" * 22) / "attempt-1", alone)
     named = "select episode, count(*) n from turns group by 1"
     assert asked(named, alone) == [{"episode": "alone\ufffd", "n": 2}]
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_query_with_130_and_no_traceback(tmp_path: Path) -> None:
+    sql = "copy (select 1) to 'begun'; select count(*) from range(100000000) a, range(1000000) b; select 2"
+    with start("trace", "query", sql, cwd=tmp_path) as query:
+        try:
+            deadline = time.monotonic() + DEADLINE_S
+            while not (tmp_path / "begun").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            query.send_signal(signal.SIGINT)
+            said = query.communicate(timeout=DEADLINE_S)
+        finally:
+            query.kill()
+    assert (query.returncode, said) == (130, ("", ""))
 
 
 @pytest.mark.slow

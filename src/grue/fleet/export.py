@@ -17,6 +17,7 @@ import tempfile
 import types
 import typing
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -33,6 +34,7 @@ from grue.protocol.context.history import items_of
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import openai_call, openai_tool
 from grue.runtime.files import os_errors_as, replacing, write_whole
+from grue.runtime.loops.interrupts import restore_interrupt
 from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.version import __version__
 from grue.tracing.marks import place_of_marks, read_marks
@@ -510,13 +512,23 @@ class _Tables(contextlib.ExitStack):
         return done
 
     def run(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        try:
-            answer = self._database.execute(sql)
-            if answer is None:
-                raise FleetError("The query has no statement.")
-            return [column[0] for column in answer.description or ()], answer.fetchall()
-        except self._error as error:
-            raise FleetError(f"DuckDB says: {error}") from error
+        # In the main thread, a Ctrl-C would be a `RuntimeError` of DuckDB, or would not end the statement.
+        with ThreadPoolExecutor(1) as thread, restore_interrupt():
+            answer = thread.submit(self._fetch, sql)
+            try:
+                return answer.result()
+            except self._error as error:
+                raise FleetError(f"DuckDB says: {error}") from error
+            finally:
+                while not answer.done():
+                    self._database.interrupt()
+                    wait([answer], 0.05)
+
+    def _fetch(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        answer = self._database.execute(sql)
+        if answer is None:
+            raise FleetError("The query has no statement.")
+        return [column[0] for column in answer.description or ()], answer.fetchall()
 
 
 def _rows(episodes: Iterable[EpisodeRow], wanted: set[str], done: Exported) -> Iterator[EpisodeRow | Row]:
