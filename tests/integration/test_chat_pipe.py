@@ -87,6 +87,8 @@ def test_ctrl_c_in_a_pipe_ends_it_with_its_servers(tmp_path: Path, arguments: tu
         _, err = program.communicate(timeout=DEADLINE_S)
     assert program.returncode == 130
     assert "Traceback" not in err
+    assert "To go on: " in err
+    assert "grue chat --resume run\n" in err
     assert all(map(group_is_gone, server_pids(tmp_path / "run")))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["reason"] == "interrupted"
 

@@ -241,3 +241,14 @@ def test_a_chat_in_which_nothing_is_said_leaves_no_run_behind(run: CliRunner) ->
         assert [*Path("runs").iterdir()] == []
     chat(run, "--offline", "--no-mcp", "--run-dir", "mine", said="")
     assert Path("mine/trace.jsonl").is_file(), "a folder that somebody has named is kept"
+
+
+def test_ctrl_c_in_a_turn_says_how_to_go_on(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def press(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("grue.hosts.agent_loop.AgentLoop.run", press)
+    done = chat(run, "--offline", "--no-mcp", "--run-dir", "run", said="hello\n")
+    assert (done.exit_code, done.stdout) == (130, "")
+    assert done.stderr == "To go on: grue chat --resume run\n"
+    assert chat(run, "--resume", "run", "--quiet", said="hello\n").stderr == ""

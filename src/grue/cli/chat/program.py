@@ -50,6 +50,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         program = ChatProgram(screen, redaction, here)
         with Talk(options, wiring, program.on_event) as talk:
             program.talk, where = talk, from_here(talk.path, here)
+            goes_on = Line(f"To go on: {GRUE} chat --resume {shown_argument(where)}", DIM)
             try:
                 if wiring.servers:
                     screen.begin(f"starting {printable(', '.join(wiring.servers), 60)}")
@@ -70,6 +71,8 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                 # `result.json` says why the chat ended. If writing it fails, `error` is still raised.
                 with suppress(TraceError):
                     talk.finish("failed" if isinstance(error, MCPError) else "interrupted")
+                if isinstance(error, KeyboardInterrupt) and talk.turn and not options.quiet:
+                    screen.tell(goes_on)
                 raise
             talk.finish("failed" if program.failed else "ended")
         # The servers have ended. Until then, the watched one may still open files.
@@ -81,7 +84,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
         if not talk.turn and options.resume is None and options.run_dir is None:
             shutil.rmtree(talk.path, ignore_errors=True)  # there is nothing to resume
         elif not options.quiet:
-            screen.tell(Line(f"To go on: {GRUE} chat --resume {shown_argument(where)}", DIM))
+            screen.tell(goes_on)
     return not program.failed or at_terminal
 
 
