@@ -160,8 +160,9 @@ def test_json_is_one_object_a_line(tmp_path: Path) -> None:
 def test_quiet_says_only_how_it_ended(tmp_path: Path) -> None:
     played = grue("play", "--offline", "--turns", "2", "--quiet", cwd=tmp_path)
     lines = played.stdout.split("\n")
-    assert lines[0] == ""
-    assert lines[1].startswith("turn_limit: ")
+    assert lines[0].startswith("turn_limit: ")
+    assert lines[2].startswith("To go on: ")
+    assert lines[2].endswith(" --turns 4")
     assert len(lines) == 4
 
 

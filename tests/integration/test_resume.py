@@ -219,7 +219,7 @@ def test_json_and_quiet_output(grue: Run) -> None:
     assert entries[-1]["type"] == "end"
     assert (entries[-1]["turns"], entries[-1]["reason"]) == (4, "turn_limit")
     quiet = grue("play", "--resume", "run", "--turns", "5", "--quiet").stdout
-    assert quiet.startswith("\nturn_limit: ")
+    assert quiet.startswith("turn_limit: ")
     assert len(quiet.splitlines()) == 3
 
 

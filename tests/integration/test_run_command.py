@@ -136,7 +136,7 @@ def test_the_exit_status_says_how_it_ended(
         done = grue("run", str(path), "Do it.", "--quiet", "--run-dir", "run", cwd=tmp_path)
     assert done.returncode == status, done.stderr
     assert done.stdout == ("no\n" if reason == "gave_up" else "")
-    assert done.stderr.startswith(f"\n{reason}: ")
+    assert done.stderr.startswith(f"{reason}: ")
     if reason == "parked":
         assert "To go on: grue run --resume run" in done.stderr
         assert grue("run", "--resume", "run", cwd=tmp_path).returncode == 3, "it waits on"

@@ -115,7 +115,7 @@ def _played(
         finally:
             view.close()
         if options.output != "json":
-            say(_summary(result, folder.path))
+            say(("" if options.output == "quiet" else "\n") + _summary(result, folder.path))
         return result
 
     if options.output == "quiet":
@@ -186,6 +186,7 @@ def _summary(result: EpisodeResult, folder: Path) -> str:
     numbers = ((result.turns, "turn"), (result.tool_calls, "tool call"), (result.requests, "request"))
     counts = ", ".join(counted(count, noun) for count, noun in numbers)
     where = shown_argument(folder)
-    further = f"\nTo go on: {GRUE} play --resume {where}" if result.reason == "interrupted" else ""
+    more = {"interrupted": "", "turn_limit": f" --turns {2 * result.turns}"}.get(result.reason)
+    further = "" if more is None else f"\nTo go on: {GRUE} play --resume {where}{more}"
     ended = f"{result.reason}:{score} {counts}, {result.duration_s:.1f} s, {model}"
-    return f"\n{ended}\nThe trace is in {where}; to read it: {GRUE} trace show {where}{further}"
+    return f"{ended}\nThe trace is in {where}; to read it: {GRUE} trace show {where}{further}"

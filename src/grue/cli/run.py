@@ -148,8 +148,7 @@ def _run(options: RunOptions) -> RunResult:
         view = stack.enter_context(shown(recorder, options.output, lines, live))
         for observer in observers:
             recorder.add(observer)
-        at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-        approve = ask_at_terminal if at_terminal else None
+        approve = ask_at_terminal if sys.stdin.isatty() and sys.stderr.isatty() else None
         agent = Orchestrator(config, folder=folder, approve=approve, recorder=recorder)
         agent.stream, agent.scripted = options.stream, options.offline
         chosen = {name: getattr(options, name) for name in _RECORDED}
@@ -166,9 +165,9 @@ def _run(options: RunOptions) -> RunResult:
         if options.output == "json":
             lines.write({**msgspec.to_builtins(result), "type": "result"})
             return result
-        if is_quiet and result.answer:
-            say(result.answer)
-        say(_summary(result, folder), err=is_quiet)
+        if result.answer or not is_quiet:
+            say(result.answer if is_quiet else "")
+        say(_summary(result, folder, path), err=is_quiet)
     return result
 
 
@@ -212,12 +211,16 @@ def _choose_model(config: AgentConfig, options: RunOptions) -> None:
     require_key(llm.base_url, llm.api_key, otherwise)
 
 
-def _summary(result: RunResult, folder: Path) -> str:
+def _summary(result: RunResult, folder: Path, agent: Path) -> str:
     where = shown_argument(from_here(folder))
     numbers = ((result.turns, "turn"), (len(result.steps), "step"), (result.requests, "request"))
     counts = ", ".join(counted(count, noun) for count, noun in numbers)
-    goes_on = "" if result.reason in ("finished", "gave_up") else f"\nTo go on: {GRUE} run --resume {where}"
+    limit = {"turn_limit": "max_turns", "step_limit": "max_steps"}.get(result.reason, "the limit")
+    first = f", first raise {limit} in {shown_argument(from_here(agent))}, then"
+    first = first if STATUSES.get(result.reason) == 4 else ""
+    resume = f"\nTo go on{first}: {GRUE} run --resume {where}"
+    goes_on = "" if result.reason in ("finished", "gave_up") else resume
     questions = "".join(f"\n  {each.name} {each.arguments}" for each in result.questions)
     ended = f"{result.reason}: {result.detail}"
     ended += f"; {counts}, {result.duration_s:.1f} s, {result.model}{questions}"
-    return f"\n{ended}\nThe trace is in {where}; to read it: {GRUE} trace show {where}{goes_on}"
+    return f"{ended}\nThe trace is in {where}; to read it: {GRUE} trace show {where}{goes_on}"

@@ -80,7 +80,7 @@ def test_json_and_quiet_print_what_they_say(run: CliRunner) -> None:
     lines = run.invoke(app, ["play", "--offline", "--turns", "1", "--json"]).output.splitlines()
     assert [json.loads(line)["type"] for line in lines] == ["episode", "turn", "end"]
     quiet = run.invoke(app, ["play", "--offline", "--turns", "1", "--quiet", "--run-dir", "q"]).output
-    assert quiet.strip().startswith("turn_limit: ")
+    assert quiet.startswith("turn_limit: ")
 
 
 def test_an_episode_that_fails_exits_with_one(run: CliRunner) -> None:

@@ -3,16 +3,17 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from skill_runs import act, finish, scripted
 
 from grue.cli import run as run_module
-from grue.cli.run import EXAMPLE, STATUSES, RunOptions, _choose_model, run_task
+from grue.cli.run import EXAMPLE, STATUSES, RunOptions, _choose_model, _summary, run_task
 from grue.errors import MCPConfigError, TraceError
 from grue.hosting import read_episode
-from grue.hosts.skill_agent import load_config
-from grue.messages import CompletionReceived
+from grue.hosts.skill_agent import RunResult, load_config
+from grue.messages import CompletionReceived, Usage
 from grue.tool_sessions.server_specs import StdioServer
 
 
@@ -45,7 +46,7 @@ def test_json_and_quiet(agent: Path, capsys: pytest.CaptureFixture[str]) -> None
     run_task(RunOptions(agent=agent, offline=True, run_dir=Path("run"), output="quiet"))
     printed = capsys.readouterr()
     assert printed.out == "report.md: 45.5 hours in 3 projects.\n"
-    assert printed.err.startswith("\nfinished: the task is done; 4 turns, 8 steps")
+    assert printed.err.startswith("finished: the task is done; 4 turns, 8 steps")
 
 
 def test_another_task_is_given_up_by_the_script(agent: Path) -> None:
@@ -64,7 +65,8 @@ def test_a_run_that_was_cut_off_is_resumed_with_its_own_options(
     assert STATUSES[first.reason] == 4
     told = capsys.readouterr().err
     assert "The trace is in 'my run'; to read it: grue trace show 'my run'\n" in told
-    assert "To go on: grue run --resume 'my run'\n" in told
+    raised = "first raise max_turns in agent/agent.yaml, then"
+    assert f"To go on, {raised}: grue run --resume 'my run'\n" in told
     agent.write_text(agent.read_text().replace("max_turns: 2", "max_turns: 20"))
     result = run_task(RunOptions(resume=Path("my run/trace.jsonl"), output="live"))
     assert result.succeeded
@@ -159,3 +161,21 @@ def test_ctrl_c_says_how_to_go_on(
     with pytest.raises(KeyboardInterrupt):
         run_task(RunOptions(agent=agent, offline=True, run_dir=Path("run"), output="quiet"))
     assert "interrupted. To go on: grue run --resume run\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reason", "first"),
+    [
+        ("turn_limit", ", first raise max_turns in a.yaml, then"),
+        ("step_limit", ", first raise max_steps in a.yaml, then"),
+        ("budget", ", first raise the limit in a.yaml, then"),
+        ("parked", ""),
+    ],
+)
+def test_after_a_limit_the_summary_says_that_it_has_to_be_raised(reason: Any, first: str) -> None:
+    result = RunResult(
+        run_id="id", task="x", model="m", reason=reason, detail="why", answer="", responses=(), notes=(),
+        steps=(), questions=(), turns=1, requests=1, usage=Usage(), duration_s=1.0
+    )  # fmt: skip
+    said = _summary(result, Path("run"), Path("a.yaml"))
+    assert said.splitlines()[-1] == f"To go on{first}: grue run --resume run"
