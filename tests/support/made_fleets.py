@@ -1,9 +1,11 @@
 """Folders of fleets, written without running an episode, with scores that the test chooses."""
 
+import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from grue.fleet.attempt import Job, run_attempt
 from grue.fleet.broker import Amount
@@ -12,6 +14,15 @@ from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder, FleetF
 
 Score = Callable[[random.Random, str, int], float | AttemptEnd]
 """Returns the score of an episode, or how it ended, from its prompt and its question."""
+
+
+@contextmanager
+def unread_pipe() -> Iterator[TextIO]:
+    """A pipe to write to, whose reader is gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        yield pipe
 
 
 def ended(score: float, **fields: Any) -> AttemptEnd:

@@ -9,7 +9,7 @@ from msgspec import structs
 from grue.cli.fleet_progress import FleetProgress
 from grue.cli.fork import Change, refuse_script
 from grue.cli.runs import RUNS
-from grue.cli.saying import GRUE, say, shown_argument
+from grue.cli.saying import GRUE, reader_may_leave, say, shown_argument
 from grue.config.wiring import model_for
 from grue.engine.fork import changed_turn, read_run
 from grue.errors import FleetError, MCPConfigError
@@ -59,15 +59,16 @@ def run_fleet(
     again = f"grue fleet retry {shown_argument(file)}"
     again += f" --dir {shown_argument(place)}" if directory else ""
     view = FleetProgress(sys.stdout, place, sweep.budget)
-    is_done = _run(fleet, sweep, view, retry=retry, again=f"To try them again: {again}")
-    say(f"To see the scores: grue fleet table {shown_argument(place)}")
-    return is_done
+    then = f"To see the scores: grue fleet table {shown_argument(place)}"
+    return _run(fleet, sweep, view, retry=retry, again=f"To try them again: {again}", then=then)
 
 
-def _run(fleet: Fleet, sweep: Sweep, view: FleetProgress, *, retry: bool, again: str) -> bool:
+def _run(fleet: Fleet, sweep: Sweep, view: FleetProgress, *, retry: bool, again: str, then: str) -> bool:
     finished = fleet.sweep(sweep, retry=retry, watch=view.show)
-    view.end(finished.tally)
-    say(summary_of(finished, view.place, again))
+    with reader_may_leave():
+        view.end(finished.tally)
+        say(summary_of(finished, view.place, again))
+        say(then)
     return finished.reason == "finished" and not finished.tally.given_up and not finished.tally.unpaid
 
 
@@ -201,9 +202,9 @@ def fork_fleet(
     say(f"{counted(len(chosen), 'turn')}, each forked {counted(repetitions, 'time')}")
     fleet = Fleet(place, workers=workers, budget=budget)
     sweep, view = forks_of(chosen, changed, repetitions), FleetProgress(sys.stdout, place, budget)
-    is_done = _run(fleet, sweep, view, retry=True, again="To try them again, run the same command again.")
-    say(f"To compare: {GRUE} fleet compare {shown_argument(place)}:fork=recorded :fork=changed")
-    return is_done
+    again = "To try them again, run the same command again."
+    then = f"To compare: {GRUE} fleet compare {shown_argument(place)}:fork=recorded :fork=changed"
+    return _run(fleet, sweep, view, retry=True, again=again, then=then)
 
 
 def folder_of_forks(traces: Path) -> Path:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from grue.cli.saying import say, say_json, shown_argument, shown_path
+from grue.cli.saying import reader_may_leave, say, say_json, shown_argument, shown_path
 from grue.errors import TraceError
 from grue.fleet import compare
 from grue.fleet.accounts import read_ledger
@@ -149,12 +149,13 @@ def print_comparison(
     b = compare.Cell.of(second, a)
     found = compare.compare(a, b, options)
     worse = None if options.margin is None else found.is_worse(options.margin)
-    if as_json:
-        say_json({**msgspec.to_builtins(found), "is_worse": worse})
-    else:
-        say(found.text(commands=True, everything=show_all))
-        if options.margin is not None:
-            say(_checked(worse, options.margin))
+    with reader_may_leave():
+        if as_json:
+            say_json({**msgspec.to_builtins(found), "is_worse": worse})
+        else:
+            say(found.text(commands=True, everything=show_all))
+            if options.margin is not None:
+                say(_checked(worse, options.margin))
     return worse if options.margin is not None else False
 
 

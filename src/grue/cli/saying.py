@@ -4,6 +4,8 @@ import os
 import shutil
 import sys
 import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
 
@@ -38,6 +40,15 @@ GRUE = grue_from(Path.cwd())  # the command that starts grue from the working di
 def say(text: str = "", *, err: bool = False) -> None:
     """Print text as `shown` returns it, to standard output or standard error."""
     typer.echo(shown(text), err=err)
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Discard the rest of the output if the other end of its pipe is closed. The exit status stays."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say_json(value: object) -> None:

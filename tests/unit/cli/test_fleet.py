@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_fleets import unread_pipe
 
 from grue.cli.fleet import folder_of_forks, print_plan, run_fleet, score_episodes, stop_fleet
 from grue.errors import MCPConfigError
@@ -69,6 +70,17 @@ def test_a_run_succeeds_only_if_nothing_is_missing(
     (tmp_path / "sweep.toml").write_text(SWEEP)
     assert run_fleet(tmp_path / "sweep.toml", tmp_path / "fleet") is succeeded
     assert words in capsys.readouterr().out
+
+
+def test_a_fleet_succeeds_also_if_nobody_reads_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally = Tally(total=1, done=1)
+    monkeypatch.setattr(Fleet, "sweep", lambda *_, **__: Finished(reason="finished", tally=tally))
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    with unread_pipe() as pipe:
+        monkeypatch.setattr("sys.stdout", pipe)
+        assert run_fleet(tmp_path / "sweep.toml", tmp_path / "fleet")
 
 
 @pytest.mark.parametrize("text", ["gird = {}\n" + SWEEP, "work = [", 'work = "nowhere:play"\n'])

@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_fleets import add_episode, make_fleet
+from made_fleets import add_episode, make_fleet, unread_pipe
 from typer.testing import CliRunner
 
 from grue.cli.app import app
+from grue.cli.fleet_view import print_comparison
 from grue.fleet import Fleet
+from grue.fleet.compare import Options
 
 
 def compared(fleet: Path, *words: str, status: int = 0) -> str:
@@ -44,6 +46,11 @@ def test_the_status_is_for_ci(better: Path, tmp_path: Path, monkeypatch: pytest.
     assert "give a loss above 0" in compared(better, "--fail-if-worse", "0", status=2)
     assert "There is no fleet" in compared(tmp_path / "absent", "--fail-if-worse", "0.05", status=2)
     assert "finite" in compared(better, "--fail-if-worse", "0.05", "--failed-as", "nan", status=2)
+    with unread_pipe() as pipe, monkeypatch.context() as unread:
+        unread.setattr(sys, "stdout", pipe)
+        options = Options(margin=0.05)
+        cells = (f"{better}:prompt=short", ":prompt=long")
+        assert print_comparison(*cells, options, as_json=False, show_all=True) is False, "B is not worse"
     few = tmp_path / "few"
     make_fleet(few, lambda _, prompt, question: float(prompt == "long" or question < 6), questions=14)
     said = compared(few)
