@@ -455,7 +455,7 @@ def test_an_answer_that_is_no_type_is_refused(tmp_path: Path, monkeypatch: pytes
     assert not (tmp_path / "test_a.py").exists()
     # The user's type is another one now: the test is written, and says at once that it does not hold.
     done = grue("trace", "to-test", "a.jsonl", "--answer", "no_answers:TEXT", "-o", "test_b.py", cwd=tmp_path)
-    assert "Wrote test_b.py" in done.stdout
+    assert "Wrote test_b.py. Run it" in done.stdout
     assert done.returncode == 1
     assert "It does not pass now: AssertionError: the answer is '1', not 1" in done.stderr
     done = grue(

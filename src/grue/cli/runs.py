@@ -55,14 +55,15 @@ def write_runs(folder: Path, open_browser: bool) -> None:
     found = _episodes(folder, folder / RUNS)
     from grue.tracing.viewer import write_index
 
-    page = write_index(folder, found)
-    say_page(page, open_browser, f": {counted(len(found), 'episode')}")
+    say_page(write_index(folder, found), open_browser, f": {counted(len(found), 'episode')}")
 
 
 def _episodes(folder: Path, beside: Path) -> list[Path]:
     found = sorted([*traces_in(folder), *traces_in(beside)], key=_written, reverse=True)
     if found:
         return found
+    if folder.is_file():
+        raise MCPConfigError(f"{shown_path(folder)} is a file, not a folder.")
     if not folder.is_dir():
         fault = f"There is no folder {shown_path(folder)}. `grue play --offline` makes one named runs."
         raise MCPConfigError(fault)

@@ -72,7 +72,8 @@ def to_test(
             _image(path, number).write_bytes(base64.b64decode(image.data))
         write_whole(path, source.encode())
     fault = _fault(path, run.begun.turn) if run_once else ""
-    say(f"Wrote {shown_path(path)}. Run it with: python -m pytest {shown_argument(path)}")
+    passes = ", and the test passes" if run_once and not fault else ""
+    say(f"Wrote {shown_path(path)}{passes}. Run it with: python -m pytest {shown_argument(path)}")
     if fault:
         say(f"It does not pass now: {printable(fault, _SHORT)}", err=True)
     return not fault

@@ -48,6 +48,15 @@ def test_a_folder_that_cannot_be_read_is_named(closed: Path) -> None:
         list_runs(closed)
 
 
+def test_a_file_in_place_of_the_folder_is_called_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("runs").touch()
+    with pytest.raises(MCPConfigError, match=r"^runs is a file, not a folder\.$"):
+        list_runs(None)
+
+
 def test_only_without_a_folder_the_working_directory_is_listed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -349,6 +349,8 @@ class AgentLoop:
     ) -> None:
         if on_event is not None and not callable(on_event):
             raise MCPConfigError(f"on_event= wants a function of an event, not {on_event!r:.60}.")
+        if "keep" in options:
+            raise MCPConfigError("An AgentLoop has no keep=: its sessions stay open between inputs.")
         self._injected: InjectedTools | None = None
         mcp: dict[str, ToolServer]
         if invoke_mcp_tool is not None:

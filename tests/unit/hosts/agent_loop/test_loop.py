@@ -184,6 +184,12 @@ def test_the_options_are_the_runners_and_the_trace_holds_everything(tmp_path: Pa
         loop.run("The trace is closed.")
 
 
+def test_a_loop_always_keeps_its_sessions() -> None:
+    wrong: Any = {"keep": "turn"}
+    with pytest.raises(MCPConfigError, match="An AgentLoop has no keep=: its sessions stay open"):
+        AgentLoop(LlmSettings(base_url="http://127.0.0.1:9/v1", model="m"), **wrong)
+
+
 def test_a_configuration_makes_a_loop(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(
         '[tool.grue.llm]\nagent_model = "m"\n[tool.grue.mcp]\nmax_tool_iterations = 3\n'
