@@ -279,8 +279,7 @@ def table(
     from grue.cli.fleet_view import print_table
 
     take_interrupts()
-    chosen = None if by is None else by.split(",")
-    print_table(directory, chosen, as_json=as_json, every=every)
+    print_table(directory, None if by is None else by.split(","), as_json=as_json, every=every)
 
 
 def _pass(otherwise: str) -> Any:

@@ -78,8 +78,7 @@ def fork_turn(
     folder = run_dir or new_run_path(RUNS, FORK)
     _make(folder)
     try:
-        at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-        approve = ask_at_terminal if at_terminal else None
+        approve = ask_at_terminal if sys.stdin.isatty() and sys.stderr.isatty() else None
         with Runner(
             llm=llm, servers=servers, trace=folder.absolute() / TRACE_FILE, approve=approve
         ) as runner:

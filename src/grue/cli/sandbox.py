@@ -58,8 +58,7 @@ def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
     box, cwd, start = _named(name, mcp_config)
     places = places_of(box, cwd=cwd, scratch=SCRATCH, **start)
     hidden = tuple(str(Path(cwd, Path(path).expanduser())) for path in box.hide)
-    words = printable(f"{name}: {in_words(box)}")
-    say(profile(box, places, words=words, hidden=hidden).rstrip())
+    say(profile(box, places, words=printable(f"{name}: {in_words(box)}"), hidden=hidden).rstrip())
 
 
 def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:

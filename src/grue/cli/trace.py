@@ -111,8 +111,7 @@ def _some(counts: Counter[str]) -> str:
 
 def shown_lines(file: Path, turn: str) -> Iterable[str]:
     """Yield one turn of a trace as a table without colours, cut to the terminal's width."""
-    wanted = Filter.of(turns=(turn,))
-    return table.render(open_episode(file), wanted, width=table_width(None), colour=False)
+    return table.render(open_episode(file), Filter.of(turns=(turn,)), width=table_width(None), colour=False)
 
 
 def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:

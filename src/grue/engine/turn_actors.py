@@ -378,8 +378,7 @@ class TurnActors:
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past.noted is not None:
             return command  # forks, and turns that have waited for a batch, begin with the recorded `RunTurn`
-        listings = presumed.when_called(command, self._before, anyio.current_time())
-        return replace(command, when_called=listings)
+        return replace(command, when_called=presumed.when_called(command, self._before, anyio.current_time()))
 
     def _presumed(self) -> m.ToolsPresumed | None:
         """Return the tools to offer before the servers have started; `None`: the turn waits for them."""

@@ -102,8 +102,7 @@ def run_attempt(job: Job) -> AttemptEnd:
         end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
     model = _answering_model(attempt / TRACE)
     took_s = round(time.monotonic() - began, 3)
-    course = read_course(attempt / TRACE)
-    end = replace(end, duration_s=took_s, model=model, spent=count.spent, course=course)
+    end = replace(end, duration_s=took_s, model=model, spent=count.spent, course=read_course(attempt / TRACE))
     has_result = end.outcome not in ("infrastructure", "unpaid")
     if not (has_result and folder.make_commit(attempt, end, version=grue.__version__)):
         folder.end(attempt, end)

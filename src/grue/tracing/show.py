@@ -234,8 +234,7 @@ def _fields(value: object, indent: str) -> Iterator[str]:
 
 def json_line(envelope: EpisodeEnvelope) -> str:
     """Return a message as a trace line that is safe to print. Its body is in the line, even if it is long."""
-    line = trace_line(envelope, msgspec.json.encode(envelope.body))
-    return printable_json(msgspec.json.encode(line))
+    return printable_json(msgspec.json.encode(trace_line(envelope, msgspec.json.encode(envelope.body))))
 
 
 def printable_json(written: bytes) -> str:

@@ -293,8 +293,7 @@ class ProcessRegistry:
         except (OSError, ValueError, SandboxError) as error:
             if boxed is not None:
                 _end_box(boxed)
-            why = os_cause(error)
-            raise SpawnError(f"{command}: {why}", remedy=_more_room(error)) from error
+            raise SpawnError(f"{command}: {os_cause(error)}", remedy=_more_room(error)) from error
         return self._admit(leader, boxed, released=not shim)
 
     def kill_now(self) -> None:
@@ -396,8 +395,7 @@ def _resolve(command: str, env: Mapping[str, str], cwd: str | None) -> str:
         try:
             os.stat(f"{cwd}/.")  # noqa: PTH116
         except (OSError, ValueError) as error:
-            why = os_cause(error)
-            raise SpawnError(f"The working directory {cwd} cannot be used: {why}.") from error
+            raise SpawnError(f"The working directory {cwd} cannot be used: {os_cause(error)}.") from error
     if "/" in command:
         path = os.path.join(base, command)  # noqa: PTH118
         found = path if os.path.isfile(path) and os.access(path, os.X_OK) else None  # noqa: PTH113

@@ -403,8 +403,7 @@ class LlmEndpoint:
         retry = self.settings.retry
         if upload is not None:
             retry = replace(retry, timeout_s=max(retry.timeout_s, _FILE_TIMEOUT_S))
-        request = self._request(method, path, content, upload, params)
-        return await http.exchange(self._open(), request, retry)
+        return await http.exchange(self._open(), self._request(method, path, content, upload, params), retry)
 
     async def download(self, path: str, most_bytes: int) -> AsyncIterator[bytes | Fault]:
         """Yield a file in pieces. If that fails, or it has more than `most_bytes`, a `Fault` comes last."""

@@ -157,8 +157,7 @@ async def _log_in(server: HttpServer, person: Person, scope: str | None) -> Toke
     async with store.locked():
         pass
     refusal = await _refusal(server)
-    authorizer = Authorizer(server, store, lambda _name, _value: None)
-    return await authorizer.login(refusal, person, scope)
+    return await Authorizer(server, store, lambda _name, _value: None).login(refusal, person, scope)
 
 
 async def _refusal(server: HttpServer) -> httpx2.Response:

@@ -176,8 +176,7 @@ class TokenStore:
         try:
             yield
         except OSError as error:
-            why = os_cause(error)
-            raise faults.tokens_not_kept(self.file.parent, why) from error
+            raise faults.tokens_not_kept(self.file.parent, os_cause(error)) from error
 
 
 def tokens_folder() -> Path:
