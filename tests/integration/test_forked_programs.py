@@ -111,3 +111,22 @@ def test_a_program_has_files_of_python_forked_and_interpreters_with_options_star
     command = forked(str(starts), str(started), before=with_forked_children())
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines() == ["True", "False"]
+
+
+@pytest.mark.slow
+def test_signals_that_come_as_it_ends_change_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "ends.py"
+    program.write_text(
+        f"import signal; signal.signal(signal.SIGINT, signal.SIG_DFL){WAITS}", encoding="utf-8"
+    )
+    for _ in range(20):
+        client = subprocess.Popen(forked(str(program)), cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        assert client.stdout is not None
+        with client.stdout:
+            running = psutil.Process(int(client.stdout.readline()))
+        client.send_signal(signal.SIGINT)
+        while running.is_running() and client.poll() is None:
+            pass
+        for _ in range(10):
+            client.send_signal(signal.SIGINT)
+        assert client.wait(timeout=60) == -signal.SIGINT

@@ -216,8 +216,15 @@ def run(path: str, before: str, command: list[str]) -> int:
     sent = connection.sendmsg([text], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
     if sent < len(text):  # not with an empty rest: `sendall` would fail if the program has already ended
         connection.sendall(text[sent:])
+
+    def pass_on(caught: int, _frame: object) -> None:
+        try:  # noqa: SIM105 - importing `contextlib` would take longer, too
+            connection.sendall(bytes([passed_on[caught]]))
+        except OSError:
+            pass  # the program has just ended
+
     for number in passed_on:
-        _signal.signal(number, lambda caught, _frame: connection.sendall(bytes([passed_on[caught]])))
+        _signal.signal(number, pass_on)
     for stream in (0, 1, 2):
         os.close(stream)
     return int(connection.recv(100))
