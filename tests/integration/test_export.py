@@ -168,6 +168,7 @@ def test_sql_reads_fleets_runs_traces_and_exported_tables(fleet: Path, tmp_path:
     shutil.copytree(fleet / "aa" / ("aa" + "0" * 22) / "attempt-1", tmp_path / "runs" / "alone")
     whole = asked(counted, fleet)[0]["n"]
     assert asked(counted, tmp_path / "runs") == [{"n": whole + 2}]
+    assert asked(counted, tmp_path) == [{"n": whole + 2 + 2}], "its runs, and its trace"
     both = "select e.episode, t.episode from episodes e join turns t on e.episode = t.episode limit 1"
     (row,) = asked(both, fleet)
     assert row["episode"] == row["episode_1"], "columns of one name are told apart"
@@ -212,9 +213,11 @@ def test_wrong_queries_and_places_are_said_in_a_sentence(
     fleet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "nonsense" in run("trace", "query", "select nonsense from turns", fleet, status=1)
-    assert "no fleet, no run folder and no trace" in run(
-        "trace", "query", "select 1 from turns", tmp_path / "x", status=1
-    )
+    (tmp_path / "x").mkdir()
+    monkeypatch.chdir(tmp_path / "x")
+    for place in (".", "y"):
+        said = run("trace", "query", "select 1 from turns", place, status=1)
+        assert said == f"grue: In {place} there is no fleet, no run folder and no trace.\n"
     assert "no fleet in" in run("fleet", "export", tmp_path, status=1)
     assert "'parquet', 'samples'," in run("fleet", "export", fleet, "--as", "csv", status=2)
     (tmp_path / "file").write_text("")

@@ -124,7 +124,7 @@ def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callabl
         cwd = str(Path(server.cwd or "").absolute())
         box = watch.proposal(cwd=cwd)
         notes = [
-            f"The server may write in all of {printable(folder)}, because it changed {printable(file)}."
+            f"The server may write in all of {printable(folder)} because it changed {printable(file)}."
             for folder, file in watch.reasons(cwd=cwd).items()
         ]
         if folders := printable(", ".join(watch.left_out())):

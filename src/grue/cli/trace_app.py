@@ -233,7 +233,7 @@ def trace_query(
         None,
         metavar="PLACE",
         help="What to query: a fleet's folder, a run folder, a trace, a folder that holds several of "
-        "these, or a folder of tables from `grue fleet export`. There can be several.",
+        "these (itself or in runs), or a folder of tables from `grue fleet export`. There can be several.",
         show_default="runs",
     ),
     as_json: bool = JSON_LINES,

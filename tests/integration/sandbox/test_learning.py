@@ -239,7 +239,7 @@ def test_the_command_names_the_file_for_which_it_opens_a_folder(tmp_path: Path) 
     )
     out = tmp_path / "out"
     assert json.loads(learned.stdout)["sandbox"]["write"] == [str(out)]
-    assert f"The server may write in all of {out}, because it changed {out}/a.\n" in learned.stderr
+    assert f"The server may write in all of {out} because it changed {out}/a.\n" in learned.stderr
 
 
 @pytest.mark.slow

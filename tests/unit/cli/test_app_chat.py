@@ -227,7 +227,7 @@ open("late/thoughts", "w").close()"""
     proposed, end = json.JSONDecoder().raw_decode(shown)
     places = (["kept", "late"], [str(tmp_path / "kept"), str(tmp_path / "late")])
     assert proposed["sandbox"]["write"] in places, "also what the server opened as it ended"
-    because = [line.partition(", because it changed ")[2] for line in shown[end:].strip().splitlines()]
+    because = [line.partition(" because it changed ")[2] for line in shown[end:].strip().splitlines()]
     assert because == [f"{place}/thoughts." for place in proposed["sandbox"]["write"]]
     unknown = chat(run, "--offline", "--learn", "absent")
     assert "There is no server absent to start" in unknown.output.replace("'", "")
