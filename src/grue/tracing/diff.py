@@ -10,6 +10,7 @@ compared. The ids in the fields `IDS` may differ if, within a turn, left and rig
 """
 
 import hashlib
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
@@ -28,7 +29,7 @@ from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import TurnSlice, TurnSplitter
 
 IGNORED = frozenset({
-    "pid", "elapsed_s", "duration_s", "delay_s", "episode_id", "echo", "address", "facts",
+    "pid", "elapsed_s", "duration_s", "duration_ms", "delay_s", "episode_id", "echo", "address", "facts",
     "request_id", "error_code", "asks", "expires_at", "TurnResumed.after", "HistoryReference.file",
 })  # fmt: skip
 """Fields that are not compared. Most differ from run to run. `asks` (the model and its endpoint) need not
@@ -43,9 +44,10 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
     """Yield the differences between two traces, in the order of the left one; may raise `TraceError`."""
     forked = _forked_turns(left) | _forked_turns(right)
     lengths: set[int] = set()
-    lefts = _noting(lengths, lean_turns(left))
+    limits: list[float] = []
+    lefts = _noting(lengths, limits, lean_turns(left))
     for one, other in _aligned(_only(forked, lefts), _only(forked, lean_turns(right))):
-        yield from _TurnDiff(one or TurnSlice(), other or TurnSlice(), lengths).divergences()
+        yield from _TurnDiff(one or TurnSlice(), other or TurnSlice(), lengths, limits).divergences()
 
 
 def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
@@ -59,12 +61,17 @@ def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
     return (each for each in turns if not forked or each.turn in forked)
 
 
-def _noting(lengths: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Yield the turns. Add to `lengths` how long the history was when each turn of a conversation began."""
+def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
+    """Yield the turns. Add the history's lengths at the beginning of turns, and the episode's time limit."""
     # Turns that are not compared count too, such as those before a fork.
     for each in turns:
-        begun = (envelope.body for envelope in each.envelopes if isinstance(envelope.body, m.RunTurn))
-        lengths.update(run.history.length for run in begun if run.history is not None)
+        for body in (envelope.body for envelope in each.envelopes):
+            if isinstance(body, m.RunTurn) and body.history is not None:
+                lengths.add(body.history.length)
+            elif isinstance(
+                limit_s := getattr(body, "time_limit_s", None), float
+            ):  # an `EpisodeStarted` has it
+                limits.append(limit_s)
         yield each
 
 
@@ -172,13 +179,14 @@ _Pair = tuple[int | None, int | None]
 
 
 class _TurnDiff:
-    """Compares two turns. `lengths` holds the history lengths of the left trace's turns so far."""
+    """Compares two turns. `lengths` and `limits` are of the left trace: see `_noting`."""
 
-    def __init__(self, left: TurnSlice, right: TurnSlice, lengths: set[int]) -> None:
+    def __init__(self, left: TurnSlice, right: TurnSlice, lengths: set[int], limits: list[float]) -> None:
         self._turn = left.turn or right.turn
         self._left = _Tree(left)
         self._right = _Tree(right)
         self._lengths = lengths
+        self._limit_s = max(limits, default=0.0)
         self._comparison = Comparison(ignored=IGNORED, ids=IDS)
         self._found: list[_Pair] = []
         self._lefts: dict[int, int] = {}  # number on the right -> number on the left
@@ -239,8 +247,9 @@ class _TurnDiff:
         return tuple(self._comparison.differences(one, other))
 
     def _as_comparable(self, one: m.RunTurn, other: m.RunTurn) -> m.RunTurn:
-        if one.resumed and other.resumed:
-            # A resumed turn's time limit is the time that it had left, which differs from run to run.
+        longest_s = max(run.limits.turn_timeout_s or math.inf for run in (one, other))
+        if (one.resumed and other.resumed) or longest_s <= self._limit_s:
+            # The turn's limit is the time that it or its episode had left, which differs from run to run.
             limits = replace(other.limits, turn_timeout_s=one.limits.turn_timeout_s)
             other = replace(other, limits=limits)
         past, history = one.history, other.history

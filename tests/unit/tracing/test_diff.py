@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from grue import FunctionTools, Runner, ToolPolicy, ToolRule, TurnRequest
 from grue.errors import ApprovalPending
+from grue.hosts.skill_agent.facts import McpToolCallCompleted, RunStarted
 from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import (
     CallTools,
@@ -216,6 +217,42 @@ def test_facts_of_the_host_are_compared_and_its_name_for_the_episode_is_not() ->
     ended = EpisodeEnded(reason="won", detail="", turns=0)
     (divergence,) = diff(facts("a", 7), facts("a", 7, ended))
     assert divergence.left is None
+
+
+def test_the_time_that_a_run_has_left_for_a_turn_is_not_compared_and_its_limit_is(tmp_path: Path) -> None:
+    trace = scene("tools", tmp_path)
+    place = place_of(trace, RunTurn)
+    run: Any = trace[place].body
+
+    def ran(limit_s: float | None, left_s: float) -> list[EpisodeEnvelope]:
+        whole = changed(trace, place, limits=replace(run.limits, turn_timeout_s=left_s))
+        fact = RunStarted(episode_id="r", task="t", time_limit_s=limit_s)
+        return [
+            replace(trace[0], seq=900, sender="host", receiver="trace", turn=0, cause=None, body=fact),
+            *whole,
+        ]
+
+    assert list(diff(ran(300.0, 299.393), ran(300.0, 299.459))) == []
+    assert [each.path for one in diff(ran(300.0, 299.4), ran(200.0, 199.4)) for each in one.differences] == [
+        "$.time_limit_s"
+    ]
+    for limit_s, one, other in ((None, 30.0, 20.0), (300.0, 299.4, 599.4)):
+        (divergence,) = diff(ran(limit_s, one), ran(limit_s, other))
+        assert divergence.differences == (Difference("$.limits.turn_timeout_s", one, other),)
+
+
+def test_how_long_a_call_of_the_host_took_is_not_compared() -> None:
+    def calls(duration_ms: float) -> list[EpisodeEnvelope]:
+        body = McpToolCallCompleted(
+            turn=1, number=1, tool_name="read", status="completed", duration_ms=duration_ms
+        )
+        return [
+            EpisodeEnvelope(
+                seq=1, t=0.0, at=0.0, turn=1, sender="host", receiver="trace", cause=None, body=body
+            )
+        ]
+
+    assert list(diff(calls(1.5), calls(2.5))) == []
 
 
 def test_tools_that_are_the_same_as_before_are_not_told_as_nothing(tmp_path: Path) -> None:

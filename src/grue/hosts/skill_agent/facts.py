@@ -256,11 +256,12 @@ class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillPr
 
 
 class RunStarted(hosting.EpisodeStarted, frozen=True, kw_only=True, tag="EpisodeStarted"):
-    """A run begins with a task."""
+    """A run begins with a task. `time_limit_s` is its time limit; each turn's is the time that is left."""
 
     title_is_content: ClassVar[bool] = True
 
     task: str
+    time_limit_s: float | None = None
 
     @property
     def title(self) -> str:

@@ -185,6 +185,7 @@ class Orchestrator:
                 servers=tuple(config.servers) if config.mcp_enabled else (),
                 scripted=self.scripted,
                 max_turns=config.limits.max_turns,
+                time_limit_s=config.limits.time_limit_seconds,
                 version=version,
                 settings=self.settings,
             )
