@@ -433,7 +433,9 @@ def test_any_type_of_answer_is_asserted(
     assert (f"answer={name}," in path.read_text()) is own
     refused = not own and name == "ROOM"
     assert ("no such room" in path.read_text()) is refused, "why a reply was refused is told as it was"
-    assert capsys.readouterr().err == "", "to-test has run it, and it has passed"
+    printed = capsys.readouterr()
+    assert printed.err == "", "to-test has run it, and it has passed"
+    assert ", and the test passes. Run it with: " in printed.out
 
 
 @pytest.mark.slow
