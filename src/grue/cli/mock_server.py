@@ -81,11 +81,9 @@ def _server(target: str | None, options: dict[str, Any]) -> "MockServer":
     server = getattr(imported, name, None)
     if isinstance(server, MockServer):
         return server
-    fault = (
-        f"{name!r} in {module!r} is not a MockServer"
-        if hasattr(imported, name)
-        else f"{module!r} has no {name!r}"
-    )
+    fault = f"{module!r} has no {name!r}"
+    if hasattr(imported, name):
+        fault = f"{name!r} in {module!r} is not a MockServer"
     servers = ", ".join(each for each, value in vars(imported).items() if isinstance(value, MockServer))
     raise MCPConfigError(f"{fault}. MockServers there: {servers or 'none'}.")
 

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from grue.config.tool_lock_file import listing_path, write_listings
 from grue.config.wiring import on_tool_drift, turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError
+from grue.protocol.tools.json_schema import NotCheckedError, target
 from grue.protocol.tools.lock import ToolPin, drift_text, lock_of, screen
 from grue.runtime.safe_text import plain_text, printable
 from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
 from grue.tool_sessions.failures import failure_text
 from grue.tracing.facts import counted
 
@@ -100,6 +103,7 @@ _SAMPLES = {"integer": "1", "number": "1.5", "boolean": "true", "object": "{}", 
 _IN_A_PIPE = 80
 _WIDEST = 96
 _VALUES_SHOWN = 8
+_MOST_STEPS, _INNER = 100, ("anyOf", "oneOf", "items")
 
 Outcome = m.SessionOpened | m.ServerFailure | str
 """The result of starting a server; a text is the reason why its configuration cannot be used."""
@@ -199,17 +203,20 @@ def arguments_of(tool: m.ToolDefinition, width: int) -> Iterator[str]:
 def example_of(tool: m.ToolDefinition) -> str:
     """Return an example command that calls the tool with its required arguments."""
     properties = properties_of(tool)
-    given = [f"{name}={_sample(properties.get(name))}" for name in required_of(tool)]
+    given = [f"{name}={_sample(properties.get(name), tool)}" for name in required_of(tool)]
     words = (f"--arg {shlex.quote(each)}" for each in given)
     return printable(" ".join([f"{GRUE} call {shlex.quote(tool.name)}", *words]))
 
 
-def _sample(schema: object) -> str:
+def _sample(schema: object, tool: m.ToolDefinition) -> str:
     if isinstance(schema, dict):
         options = schema.get("enum")
         for value in (schema.get("default"), *(options if isinstance(options, list) else ())):
             if value is not None:
                 return value if isinstance(value, str) else json.dumps(value)
+        with suppress(UnsatisfiableError):
+            if kind_of(schema).startswith("object"):
+                return json.dumps(minimal({**schema, "$defs": tool.input_schema.get("$defs")}, text="TEXT"))
     return _SAMPLES.get(kind_of(schema).partition(" ")[0], "TEXT")
 
 
@@ -240,9 +247,25 @@ def kind_of(schema: object) -> str:
 
 
 def properties_of(tool: m.ToolDefinition) -> dict[str, object]:
-    """Return the schemas of the tool's arguments, by name."""
-    properties = tool.input_schema.get("properties")
-    return properties if isinstance(properties, dict) else {}
+    """Return the schemas of the tool's arguments, by name, with what they refer to in place of a `$ref`."""
+    whole = tool.input_schema
+    known: Any = whole.get("properties")
+    known = known if isinstance(known, dict) else {}
+    return {name: _resolved(each, whole, iter(range(_MOST_STEPS))) for name, each in known.items()}
+
+
+def _resolved(schema: Any, whole: m.JsonObject, steps: Iterator[int], *above: object) -> Any:
+    # `steps` limits the work: many references can lead to one another.
+    if next(steps, None) is None or not isinstance(schema, dict | list):
+        return schema
+    if isinstance(schema, list):
+        return [_resolved(each, whole, steps, *above) for each in schema]
+    rest = {k: _resolved(v, whole, steps, *above) if k in _INNER else v for k, v in schema.items()}
+    reference = rest.pop("$ref", None)
+    with suppress(NotCheckedError):
+        if reference is not None and reference not in above:
+            return _resolved(target(reference, whole, {}) | rest, whole, steps, *above, reference)
+    return rest
 
 
 def required_of(tool: m.ToolDefinition) -> list[str]:

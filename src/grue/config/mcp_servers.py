@@ -558,9 +558,8 @@ def _root_key(document: Document) -> str:
         return present[0]
     likely = next((key for key in value if nearest(key, ROOT_KEYS, similarity=_MISSPELT_FROM)), None)
     if likely is not None:
-        meant = f"Did you mean {nearest(likely, ROOT_KEYS)!r}?"
-        line = document.line((likely,))
-        raise file_error(source, f"has the unknown key {likely!r}. {meant}", line=line)
+        fault = f"has the unknown key {likely!r}.{did_you_mean(likely, ROOT_KEYS)}"
+        raise file_error(source, fault, line=document.line((likely,)))
     return ""
 
 

@@ -52,11 +52,8 @@ def _refuse_unknown(table: Mapping[str, Any], kind: type[Struct], within: KeyPat
     names = kind.__struct_fields__
     for key in table:
         if key not in names:
-            raise _error(
-                (*within, key),
-                f"{_said(within)}unknown key {key!r}.{did_you_mean(key, names)}"
-                f" Known keys: {', '.join(names)}.",
-            )
+            known = f"{did_you_mean(key, names)} Known keys: {', '.join(names)}."
+            raise _error((*within, key), f"{_said(within)}unknown key {key!r}.{known}")
 
 
 def _error(keys: KeyPath, text: str) -> MCPConfigError:

@@ -178,10 +178,8 @@ def _next_models(value: Any) -> Any:
         known = _fields(NextModel)
         unknown = next((key for key in each if key not in known), None)
         if unknown is not None:
-            raise ValueError(
-                f"should have tables with {', '.join(known)}: table {number} has {unknown!r}."
-                f"{did_you_mean(unknown, known)}".removesuffix(".")
-            )
+            fault = f"should have tables with {', '.join(known)}: table {number} has {unknown!r}."
+            raise ValueError(f"{fault}{did_you_mean(unknown, known)}".removesuffix("."))
         if "agent_model" not in each:
             raise ValueError(f"should have an agent_model in each table: table {number} has none")
         try:

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from grue.config.documents import did_you_mean, nearest
+from grue.config.documents import did_you_mean
 from grue.errors import FleetError
 from grue.fleet.folder import TRACE, Scores
 from grue.fleet.identity import Case, FileDigests, episode_id
@@ -211,10 +211,8 @@ def find_function(name: str) -> Any:
     module = _from_file(Path(place)) if place.endswith(".py") else _imported(place, name)
     function = getattr(module, attribute, None)
     if not callable(function):
-        near = nearest(attribute, (each for each in vars(module) if not each.startswith("_")), similarity=0.5)
-        raise FleetError(
-            f"{place} has no function {attribute!r}." + ("" if near is None else f" Did you mean {near!r}?")
-        )
+        meant = did_you_mean(attribute, (each for each in vars(module) if not each.startswith("_")))
+        raise FleetError(f"{place} has no function {attribute!r}.{meant}")
     return function
 
 

@@ -1,6 +1,7 @@
 """Arguments from the command line, read by the tool's schema."""
 
 import json
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from grue.cli.call import read_arguments, require_all
-from grue.cli.tools import described, example_of, kind_of
+from grue.cli.tools import described, example_of, kind_of, properties_of
 from grue.errors import MCPConfigError
 from grue.messages import ServerName, SessionOpened, ToolDefinition
 
@@ -144,6 +145,44 @@ def test_any_json_survives_where_the_schema_says_nothing(values: dict[str, Any])
 )
 def test_a_schema_is_told_in_a_few_words(schema: Any, words: str) -> None:
     assert kind_of(schema) == words
+
+
+ITEM = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+@each_case(
+    "schema, words, example",
+    [
+        ({"$ref": "#/$defs/Item"}, "object", 'item={"name": "TEXT"}'),
+        ({"$ref": "#/$defs/Alias"}, "object", 'item={"name": "TEXT"}'),
+        ({"anyOf": [{"$ref": "#/$defs/Item"}, {"type": "null"}]}, "object or null", 'item={"name": "TEXT"}'),
+        ({"type": "array", "items": {"$ref": "#/$defs/Item"}}, "list of object", "item=[]"),
+        ({"$ref": "#/$defs/Order"}, "object", 'item={"item": {"name": "TEXT"}}'),
+        ({"$ref": "#/$defs/Endless"}, "object", "item={}"),
+        ({"$ref": "#/$defs/Size"}, 'one of "S", "L"', "item=S"),
+        ({"$ref": "#/$defs/Tree"}, "string or list of anything", "item=TEXT"),
+        ({"$ref": "#/$defs/Circle"}, "anything", "item=TEXT"),
+        ({"$ref": "#/$defs/Missing"}, "anything", "item=TEXT"),
+        ({"$ref": "https://example.org/item.json"}, "anything", "item=TEXT"),
+    ],
+)
+def test_a_reference_inside_the_schema_is_followed(schema: dict[str, Any], words: str, example: str) -> None:
+    definitions = {
+        "Item": ITEM,
+        "Alias": {"$ref": "#/$defs/Item"},
+        "Order": ITEM | {"properties": {"item": {"$ref": "#/$defs/Item"}}, "required": ["item"]},
+        "Endless": ITEM | {"properties": {"inner": {"$ref": "#/$defs/Endless"}}, "required": ["inner"]},
+        "Size": {"enum": ["S", "L"]},
+        "Tree": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"$ref": "#/$defs/Tree"}}]},
+        "Circle": {"$ref": "#/$defs/Circle"},
+    }
+    whole = {"type": "object", "properties": {"item": schema}, "required": ["item"], "$defs": definitions}
+    listed = replace(tool(), input_schema=whole)
+    assert kind_of(properties_of(listed)["item"]) == words
+    assert example_of(listed).endswith(f" call s.t --arg {quote(example)}")
+    if words.startswith("object"):
+        with pytest.raises(MCPConfigError, match="--arg item=two: the value should be of type"):
+            read_arguments(listed, None, ["item=two"])
 
 
 def test_an_argument_is_told_with_its_default() -> None:

@@ -260,7 +260,7 @@ def _has_default(part: Any, whole_schema: m.JsonObject, steps: int = _MOST_STEPS
     combined = (part.get(key) for key in ("allOf", "anyOf", "oneOf"))
     inner = [each for parts in combined if isinstance(parts, list) for each in parts[:2]]
     with contextlib.suppress(NotCheckedError):
-        inner += [_target(part["$ref"], whole_schema, {})] if "$ref" in part else []
+        inner += [target(part["$ref"], whole_schema, {})] if "$ref" in part else []
     return any(_has_default(each, whole_schema, steps - 1) for each in inner)
 
 
@@ -340,7 +340,7 @@ def _applied(
             raise NotCheckedError(_TOO_MUCH)
         inner = [each for key in _BESIDE for each in _schemas(part.get(key))]
         inner += [each for key in _DEPENDENT for each in _members(part.get(key)).values()]
-        inner += [_target(part[key], root, anchors) for key in _REFERENCES if isinstance(part.get(key), str)]
+        inner += [target(part[key], root, anchors) for key in _REFERENCES if isinstance(part.get(key), str)]
         waiting += [(each, depth + 1) for each in inner]
     return found
 
@@ -385,7 +385,8 @@ def _members(value: object) -> dict[str, m.JsonObject]:
     return {k: v for k, v in value.items() if isinstance(v, dict)} if isinstance(value, dict) else {}
 
 
-def _target(reference: object, root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> m.JsonObject:
+def target(reference: object, root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> m.JsonObject:
+    """Return the part of `root` that a `$ref` names. Raises `NotCheckedError` if it names none."""
     pointer = unquote(str(reference)).removeprefix("#")
     found: Any = root if not pointer or pointer.startswith("/") else anchors.get(pointer)
     for step in pointer.split("/")[1:] if pointer.startswith("/") else ():
