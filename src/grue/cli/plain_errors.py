@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from grue.cli.saying import GRUE, say, shown
+from grue.cli.saying import GRUE, for_this_python, say, shown
 from grue.errors import GameError, MCPConfigError, MCPError
 from grue.runtime.files import os_cause
 from grue.runtime.safe_text import fault_text
@@ -120,6 +120,6 @@ def report_os_error(error: OSError) -> NoReturn:
 
 
 def _complain(message: str) -> None:
-    say(f"grue: {message}", err=True)
+    say(f"grue: {for_this_python(message)}", err=True)
     if os.environ.get("GRUE_DEBUG"):
         say(traceback.format_exc(), err=True)

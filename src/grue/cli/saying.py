@@ -37,6 +37,14 @@ def grue_from(folder: Path) -> str:
 GRUE = grue_from(Path.cwd())  # the command that starts grue from the working directory
 
 
+def for_this_python(message: str) -> str:
+    """Return an error's text in which `pip install` names this Python, if `pip` on PATH is another's."""
+    python = Path(sys.executable)
+    own = Path(shutil.which("pip") or "").parent == python.parent
+    pip = "pip" if own else f"{quote(str(from_here(python)))} -m pip"
+    return message.replace(": pip install", f": {pip} install")
+
+
 def say(text: str = "", *, err: bool = False) -> None:
     """Print text as `shown` returns it, to standard output or standard error."""
     typer.echo(shown(text), err=err)

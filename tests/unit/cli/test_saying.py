@@ -1,10 +1,12 @@
 """What the commands print is safe to print, and JSON stays JSON."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
-from grue.cli.saying import say_json
+from grue.cli.saying import for_this_python, say_json
 
 NEW_EMOJI, TURNED, TAG = "\U0001fae9", "\u202e", "\U000e0041"
 """Characters that some version of Python does not call printable, of both lengths in UTF-16."""
@@ -19,3 +21,17 @@ def test_json_is_json_whatever_characters_are_in_it(
     assert json.loads(printed)["text"] == f"a{NEW_EMOJI}{TURNED}{TAG}\x1b\n"
     assert printed.removesuffix("\n").isprintable()
     assert "0123456789abcdef" not in printed
+
+
+@pytest.mark.parametrize("place", ["venv/bin", "elsewhere/bin", None])
+def test_a_package_is_installed_for_the_python_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/bin/python"))
+    monkeypatch.setenv("PATH", str(tmp_path / (place or "none")))
+    if place is not None:
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "pip").touch(mode=0o755)
+    pip = "pip" if place == "venv/bin" else "venv/bin/python -m pip"
+    assert for_this_python("It is missing: pip install 'a>=1'.") == f"It is missing: {pip} install 'a>=1'."
