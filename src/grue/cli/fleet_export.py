@@ -28,8 +28,7 @@ def export_fleet(directory: Path, target: Path | None, form: str, score: str) ->
     if form == "parquet":
         done = exports.export_tables(episodes, place)
     else:
-        lacking = require_score(results(directory), score)
-        if lacking:
+        if lacking := require_score(results(directory), score):
             say(lacking, err=True)
         export = exports.export_samples if form == "samples" else exports.export_trajectories
         done = export(episodes, place, score=score)
@@ -69,9 +68,9 @@ def _episodes(place: Path) -> Iterator[exports.EpisodeRow]:
 
 
 def _word(value: object) -> str:
-    if value is None:
-        return ""
-    text = f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else str(value)
+    if isinstance(value, float):
+        value = f"{value:.3f}" if 1e5 <= abs(value) < 1e12 else f"{value:.6g}"  # of a time, show milliseconds
+    text = "" if value is None else str(value)
     return cut(printable(" ".join(text.split()), 4 * _WIDEST), _WIDEST)
 
 

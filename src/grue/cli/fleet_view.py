@@ -21,7 +21,7 @@ from grue.fleet.failures import WORDS, FailureGroup, group_failures, trace_comma
 from grue.fleet.folder import TRACE, FleetFolder, Manifest, require_fleet
 from grue.fleet.results import Passing, Result, latest_results, require_score, require_settings, results
 from grue.fleet.statistics import mean_of
-from grue.runtime.safe_text import printable, shortened
+from grue.runtime.safe_text import ELLIPSIS, printable, shortened
 from grue.tracing.facts import counted
 from grue.tracing.marks import read_marks
 
@@ -127,8 +127,9 @@ def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool, eve
     if by is None and (left := [name for name in differing if name not in axes]):
         say(f"Each row is a mean over {', '.join(left)}. A row for each: --by {','.join(differing)}")
     if earlier:
-        others = counted(earlier, "episode")
-        say(f"{others} not in the latest sweep, and not in the table; --all counts them.")
+        say(
+            f"{counted(earlier, 'episode')} not in the latest sweep, and not in the table; --all counts them."
+        )
     if failed:
         say(f"{counted(failed, 'failed episode')} without a score, not in the table.")
     if unplayed := sum(not each.played and each.outcome != "damaged" for each in found):
@@ -167,8 +168,7 @@ def _checked(worse: bool | None, margin: float) -> str:
 
 def print_episode(directory: Path, beginning: str) -> None:
     """Print the case, the attempts and the scores of the episode whose id begins with `beginning`."""
-    folder, _ = _opened(directory)
-    episode = folder.find(beginning)
+    episode = _opened(directory)[0].find(beginning)
     case, commit = episode.case, episode.commit
     say(f"episode {episode.id}")
     if case is not None:
@@ -223,7 +223,7 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> 
     header = [*map(printable, [*axes, *names]), "n", "episode"]
     lines = [
         [
-            *(printable(str(row[axis]), _WIDEST) for axis in axes),
+            *(printable(_without_beginning_of_path(row[axis]), _WIDEST) for axis in axes),
             *(_cell(row.get(name)) for name in names),
             str(max((row[name]["n"] for name in names if name in row), default=0)),
             id_,
@@ -231,6 +231,10 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> 
         for row, id_ in zip(rows, ids, strict=True)
     ]
     say_columns([header, *lines])
+
+
+def _without_beginning_of_path(word: str) -> str:
+    return ELLIPSIS + word[1 - _WIDEST :] if word.startswith("/") and len(word) > _WIDEST else word
 
 
 def _cell(found: Mapping[str, float] | None) -> str:

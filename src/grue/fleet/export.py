@@ -454,14 +454,12 @@ def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = (
     The tables that the query names get the rows of the given episodes, and those in the folders `exported`.
     Raises `FleetError` if DuckDB refuses the query, for example.
     """
-    named = set(_WORDS.findall(sql.lower()))
-    wanted = {name: kind for name, kind in TABLES.items() if name in named}
+    wanted = {name: kind for name, kind in TABLES.items() if name in _WORDS.findall(sql.lower())}
     with _Tables(wanted) as tables:
         read = tables.fill(episodes if wanted else ())
-        for folder in exported:
-            for name in wanted:
-                written = _quoted(str(folder / f"{name}.parquet"))
-                tables.run(f"INSERT INTO {name} BY NAME SELECT * FROM {written}")  # noqa: S608 - the path is quoted
+        for folder, name in itertools.product(exported, wanted):
+            written = _quoted(str(folder / f"{name}.parquet"))
+            tables.run(f"INSERT INTO {name} BY NAME SELECT * FROM {written}")  # noqa: S608 - the path is quoted
         columns, rows = tables.run(sql)
         return Answer(columns=_told_apart(columns), rows=rows, read=read)
 

@@ -90,6 +90,22 @@ def test_a_score_with_the_name_of_a_setting_has_a_column_of_its_own(
     ]
 
 
+def test_a_path_that_is_too_wide_loses_its_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fleet = FleetFolder(tmp_path)
+    fleet.write_manifest(Manifest(total=2))
+    for number in (1, 2):
+        path = f"/home/me/project/runs/2026-try-{number}/trace.jsonl"
+        folder = fleet.episode(f"{number:024}")
+        attempt = folder.begin(CaseFile(work="m:f", version="1", settings={"trace": path, "long": "x" * 40}))
+        folder.make_commit(attempt, AttemptEnd(outcome="scored", scores={"score": 1.0}), version="1")
+    print_table(tmp_path, ["trace", "long"], as_json=False)
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:3]] == [
+        [f"…runs/2026-try-{number}/trace.jsonl", f"{'x' * 27}…"] for number in (1, 2)
+    ]
+
+
 def test_a_name_that_a_work_has_made_up_stays_in_its_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,14 @@ def kinds(*args: str | Path) -> list[tuple[int, str]]:
     return [(envelope["turn"], envelope["body"]["type"]) for envelope in envelopes]
 
 
+@pytest.mark.slow
+def test_a_query_shows_times_to_the_millisecond(folder: Path) -> None:
+    pytest.importorskip("duckdb", reason="pip install 'grue[export]'")
+    sql = "select 1795917173.6804::double, 0.1234567::double, 1e300::double, 'nan'::double, 99999.97::double"
+    shown = RUN.invoke(app, ["trace", "query", sql, str(folder)]).output.splitlines()
+    assert shown[1].split() == ["1795917173.680", "0.123457", "1e+300", "nan", "100000"]
+
+
 def test_a_trace_is_shown_by_its_file_or_its_folder(folder: Path) -> None:
     by_folder, by_file = (
         RUN.invoke(app, ["trace", "show", str(path)]) for path in (folder, folder / "trace.jsonl")
