@@ -31,6 +31,8 @@ class TurnCounts:
         self._started = 0
         self._iterations = 0
         self._parked: dict[int, int] = {}  # turn number -> iterations before the turn was parked
+        self._parkings = 0
+        self._last: dict[int, str] = {}  # turn number -> outcome so far, which a resumed turn replaces
         self._outcomes: Counter[str] = Counter()
         self._durations = array("d")
         self._slowest: list[tuple[float, int, stats.SlowTurn]] = []
@@ -61,10 +63,13 @@ class TurnCounts:
             if change.step.kind != "turn":
                 continue
             if isinstance(change, StepBegan):
-                self._started += 1
                 self._clocks[turn] = stats.PhaseClock()
                 if change.step.began.body.resumed is None:
                     self._parked.pop(turn, None)
+                    self._last.pop(turn, None)
+                self._started += turn not in self._last
+                self._outcomes[self._last.get(turn, "")] -= 1
+                self._last[turn] = ""
             elif not change.reported:
                 self._clocks.pop(change.step.turn, None)
             else:
@@ -75,9 +80,11 @@ class TurnCounts:
         unanswered = "parked" if isinstance(end, m.TurnParked) else "failed"
         outcome = end.kind if isinstance(end, m.TurnCompleted) else unanswered
         self._outcomes[outcome] += 1
+        self._last[end.turn] = outcome
         # A resumed turn's `iterations` include those of its parked part, which have been counted.
-        self._iterations += end.iterations - self._parked.pop(end.turn, 0)
+        self._iterations += end.iterations - self._parked.get(end.turn, 0)
         if isinstance(end, m.TurnParked):
+            self._parkings += 1
             self._parked[end.turn] = end.iterations
         self._durations.append(duration_s)
         turn = stats.SlowTurn(
@@ -100,10 +107,12 @@ class TurnCounts:
 
     def stats(self) -> stats.TurnStats:
         """Return the counts of the turns."""
-        unfinished = self._started - len(self._durations)
+        outcomes = +self._outcomes  # leaves out 0 and the negative count of ""
+        unfinished = self._started - outcomes.total()
         return stats.TurnStats(
             started=self._started,
-            outcomes={**self._outcomes, **({"unfinished": unfinished} if unfinished else {})},
+            outcomes={**outcomes, **({"unfinished": unfinished} if unfinished else {})},
+            parkings=self._parkings,
             iterations=self._iterations,
             duration=stats.Durations.of(self._durations),
         )

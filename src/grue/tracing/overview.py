@@ -36,6 +36,7 @@ class Overview(Struct, kw_only=True):
     turns: int = 0  # the highest turn number; in a trace with forks, how many forks
     forks: tuple[str, ...] = ()  # for each fork, the turn that it repeats and what it changes
     failures: int = 0  # turns that failed or ended with a fallback
+    failed: set[int] = msgspec.field(default_factory=set)  # their numbers
     last: str = ""  # the outcome of the turn that ended last
     messages: int = 0
     seconds: float = 0.0  # time of the last message since the trace began
@@ -60,15 +61,18 @@ class Overview(Struct, kw_only=True):
                 self.results = {}
             case EpisodeEnded() as ended:
                 self._end(ended)
-            case m.RunTurn(turn=turn, user=user, asks=asks):
+            case m.RunTurn(turn=turn, user=user, asks=asks, resumed=resumed):
                 self.turns = max(self.turns, turn)
+                self.failures -= resumed is not None and turn in self.failed
+                self.failed.discard(turn)
                 if asks is not None and len(self.asked) < _MOST_MODELS:
                     self.asked[printable(asks.model, _CHARS)] = printable(asks.address, _CHARS)
                 self.title = self.title or printable(user.strip().split("\n", 1)[0], _TITLE_CHARS)
             case m.TurnForked():
                 self._fork(envelope.body)
-            case m.TurnFailed() | m.TurnCompleted(kind="fallback"):
+            case m.TurnFailed(turn=turn) | m.TurnCompleted(turn=turn, kind="fallback"):
                 self.failures += 1
+                self.failed.add(turn)
                 self.last = "failed" if isinstance(envelope.body, m.TurnFailed) else "fallback"
             case m.TurnCompleted(kind=kind):
                 self.last = kind

@@ -130,12 +130,13 @@ class Durations(Struct, frozen=True, kw_only=True):
 
 
 class TurnStats(Struct, frozen=True, kw_only=True):
-    """The turns of an episode."""
+    """The turns of an episode. A turn that is parked and resumed counts once, with its last outcome."""
 
     started: int
     outcomes: dict[str, int]  # `answered`, ..., `failed`, `parked`; `unfinished`: without a recorded end
+    parkings: int = 0  # how often a turn was parked
     iterations: int  # replies with tool calls in turns that have ended
-    duration: Durations
+    duration: Durations  # a turn that was parked has a duration for each of its parts
 
 
 class ModelStats(Struct, frozen=True, kw_only=True):

@@ -74,8 +74,9 @@ def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
     }
     calls = sum(tool.calls for tool in stats.tools)
     cut = f"; cut before the model read it: {model.cut_results}" if model.cut_results else ""
+    parked = f"; {counted(turns.parkings, 'parking')}" if turns.parkings else ""
     lines = (
-        _labelled("turns", f"{turns.started}{_listed(turns.outcomes)}"),
+        _labelled("turns", f"{turns.started}{_listed(turns.outcomes)}{parked}"),
         _labelled("requests", f"{model.requests}{again and f'{again})'}: {tokens}{cost}"),
         _labelled("tool calls", f"{calls}{_listed(settled)}{_listed(unsent, '; never sent: ')}{cut}"),
         _labelled("ended", _ending(stats)),

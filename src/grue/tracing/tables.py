@@ -146,7 +146,7 @@ class _Rows:
             case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() if cause in self._turns:
                 began_t, turn = self._turns.pop(cause)
                 turn.duration_s = round(envelope.t - began_t, 6)
-                before = self._parked.pop(body.turn, m.TurnParked(turn=body.turn))
+                before = self._parked.get(body.turn, m.TurnParked(turn=body.turn))
                 if isinstance(body, m.TurnParked):
                     self._parked[body.turn] = body
                 told = {record.call_id for record in before.tool_calls}

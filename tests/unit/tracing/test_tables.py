@@ -6,18 +6,22 @@ import pytest
 
 from grue.messages import (
     CallId,
+    Interrupted,
     Resumption,
     RunTurn,
     ToolCallRecord,
     ToolCallResult,
     TurnCompleted,
+    TurnFailed,
     TurnParked,
     Usage,
 )
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.counts import count_episode
+from grue.tracing.overview import Overview
 from grue.tracing.reading import open_episode
+from grue.tracing.stats_table import summary
 from grue.tracing.tables import CallRow, TurnRow, trace_rows
 
 pytestmark = pytest.mark.made_up_trace
@@ -85,3 +89,34 @@ def test_the_counts_of_a_parked_turn_are_in_one_of_its_rows_only(tmp_path: Path)
     ]
     assert [row.call_id for row in rows if isinstance(row, CallRow)] == ["a", "b", "a", "b"]
     assert count_episode(open_episode(tmp_path)).turns.iterations == 8
+
+
+def test_a_parked_turn_counts_once_with_its_last_outcome_although_a_resume_failed(tmp_path: Path) -> None:
+    parked = TurnParked(turn=1, iterations=1, requests=1)
+    failed = TurnFailed(turn=1, iterations=1, requests=1, failure=Interrupted(reason="cancelled"))
+    done = TurnCompleted(turn=1, kind="answered", answer="x", iterations=2, requests=3)
+    recorder, seen, told = Recorder(), Overview(), []
+    with TraceWriter(tmp_path / "trace.jsonl", episode="e") as writer:
+        recorder.add(writer)
+        recorder.add(lambda envelope, _: seen.see(envelope))
+        for end in (parked, failed, None, done):
+            run = RunTurn(
+                turn=1, system="", user="", resumed=None if end is parked else Resumption(parked=parked)
+            )
+            begun = recorder.record(run, sender="host", receiver="agent", turn=1)
+            if end is not None:
+                recorder.record(end, sender="agent", receiver="host", turn=1, cause=begun.seq)
+            writer.flush()
+            turns = count_episode(open_episode(tmp_path)).turns
+            told.append((turns.started, turns.outcomes, turns.parkings, turns.iterations, seen.failures))
+    assert told == [
+        (1, {"parked": 1}, 1, 1, 0),
+        (1, {"failed": 1}, 1, 1, 1),
+        (1, {"unfinished": 1}, 1, 1, 0),
+        (1, {"answered": 1}, 1, 2, 0),
+    ]
+    assert "1: 1 answered; 1 parking" in summary(count_episode(open_episode(tmp_path)))[0]
+    rows = [row for row in trace_rows(tmp_path / "trace.jsonl", "e") if isinstance(row, TurnRow)]
+    assert [(row.outcome, row.requests) for row in rows] == [
+        ("parked", 1), ("failed", 0), ("answered", 2), (None, None),
+    ]  # fmt: skip
