@@ -219,10 +219,8 @@ def _libraries(path: str) -> list[str]:
 def _beside_bin(prefix: str) -> list[str]:
     if prefix in ("/", "/usr", "/usr/local") or is_too_wide(prefix):
         return []
-    names = ["bin", "lib", "lib64", "libexec", "include"]
-    if prefix != f"{home()}/.local":  # its `share` has the data of all programs
-        names.append("share")
-    return _existing(f"{prefix}/{each}" for each in names)
+    shared = () if prefix == f"{home()}/.local" else ("share",)  # there, it has the data of all programs
+    return _existing(f"{prefix}/{each}" for each in ("bin", "lib", "lib64", "libexec", "include", *shared))
 
 
 def _environment(root: str, changeable: Sequence[str]) -> list[str]:
@@ -238,7 +236,8 @@ def _environment(root: str, changeable: Sequence[str]) -> list[str]:
         for path in (f"{folder}/{name}" for name in _pth_files(folder)):
             # The program could have added any folder to a `.pth` file that it may write or replace.
             if not _leads_through(path, changeable):
-                found += _added_by(path)
+                added = [line.strip() for line in _text(path) if line[:1] == "/"]
+                found += [each for each in added if not is_too_wide(each)]
     return found
 
 
@@ -254,10 +253,6 @@ def _pth_files(folder: str) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=64)
 def _listed_pth(folder: str, *_state: int) -> tuple[str, ...]:
     return tuple(name for name in _listed(folder) if name.endswith(".pth"))
-
-
-def _added_by(path: str) -> list[str]:
-    return [line.strip() for line in _text(path) if line[:1] == "/" and not is_too_wide(line.strip())]
 
 
 def _text(path: str) -> list[str]:

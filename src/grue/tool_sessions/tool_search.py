@@ -64,7 +64,8 @@ class ToolIndex:
         wanted: dict[str, list[tuple[str, float]]] = {}
         for word in _words(query[:_MOST_TEXT])[:_MOST_WORDS]:
             found = [(word, 1.0)] if word in self._among else []
-            found += [(each, _ALIKE) for each in _alike(word) if each in self._among]
+            alike = (each for group in _GROUPS if word in group for each in group if each != word)
+            found += [(each, _ALIKE) for each in alike if each in self._among]
             found += [(each, _ALIKE) for each in self._among if each != word and _begins(word, each)]
             wanted[word] = found
         return wanted
@@ -167,10 +168,6 @@ def _stem(word: str) -> str:
 
 
 _GROUPS = [[_stem(word) for word in group.split()] for group in _VERBS.split(";")]
-
-
-def _alike(word: str) -> list[str]:
-    return [each for group in _GROUPS if word in group for each in group if each != word]
 
 
 def _begins(one: str, other: str) -> bool:

@@ -122,7 +122,10 @@ class ActionType(Struct, frozen=True):
         """Return a description of the type for a prompt, shorter than a JSON Schema."""
         _, parts = msgspec.json.schema_components([self.params])
         properties = parts[self.params.__name__]["properties"]
-        params = {name: _shape(schema) for name, schema in properties.items()}
+        params = {
+            name: f"{schema.get('type', 'any value')}{', optional' if 'default' in schema else ''}"
+            for name, schema in properties.items()
+        }
         return {"type": self.name, "params": params, "description": self.description}
 
 
@@ -237,10 +240,6 @@ class ActionTypes:
                 " had an effect, and may still have one."
             )
         return result.result()
-
-
-def _shape(schema: m.JsonObject) -> str:
-    return f"{schema.get('type', 'any value')}{', optional' if 'default' in schema else ''}"
 
 
 # --- Actions on the files of a folder ---

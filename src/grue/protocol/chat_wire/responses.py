@@ -360,7 +360,9 @@ class Responses(w.WireFormat):
         tail = w.with_extra(_answer(request.answer, request.profile), request.extra)
         if request.stream:
             tail["stream"] = True
-        return w.encode_body(request, "input", _head(request), _choice(request.choice), tail)
+        choice = request.choice
+        chosen = {"type": "function", "name": choice.name} if choice.mode == "named" else choice.mode
+        return w.encode_body(request, "input", _head(request), chosen, tail)
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
         """Read the body of a reply."""
@@ -435,10 +437,6 @@ def _items_of(reply: w.Reply) -> list[object]:
 def _called(call: m.ToolCall, names: WireNames) -> m.JsonObject:
     arguments = call.arguments if strict_object(call.arguments) is not None else "{}"
     return {"call_id": call.call_id, "name": names.to_wire(call.name), "arguments": arguments}
-
-
-def _choice(choice: w.Choice) -> object:
-    return {"type": "function", "name": choice.name} if choice.mode == "named" else choice.mode
 
 
 def _answer(answer: m.AnswerSchema | None, profile: WireProfile) -> m.JsonObject:

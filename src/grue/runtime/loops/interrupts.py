@@ -385,7 +385,9 @@ def refuse_reentry() -> None:
     begun = frame
     # `_is_handler` reads a frame's local variables, which keeps their values alive for longer. So call it
     # only if the stack has a frame of grue or of an import.
-    while frame is not None and not (is_ours(frame) or _is_import(frame)):
+    while frame is not None and not is_ours(frame):
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            break
         frame = frame.f_back
     while begun is not None and begun is not frame and frame is not None:
         if _is_handler(begun):
@@ -400,10 +402,6 @@ def is_ours(frame: FrameType) -> bool:
     """Return whether a frame runs code of grue, but not of `grue.hosts`, `grue.cli` or `grue.testing`."""
     name = frame.f_globals.get("__name__", "")
     return name.startswith("grue.") and not name.startswith(_HOSTS)
-
-
-def _is_import(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith("<frozen importlib")
 
 
 def _is_handler(frame: FrameType) -> bool:

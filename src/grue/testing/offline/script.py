@@ -142,7 +142,8 @@ class ThinkingTool(Struct, frozen=True):
     def arguments(self, thought: Thought, number: int, total: int) -> m.JsonObject:
         """Return arguments for thought `number` of `total` in the turn; raises `UnsatisfiableError`."""
         properties = self.parameters.get("properties")
-        names = {_plain(name): name for name in properties} if isinstance(properties, dict) else {}
+        listed = properties if isinstance(properties, dict) else {}
+        names = {re.sub(r"[^a-z]", "", name.lower()): name for name in listed}
         wished: m.JsonObject = {
             "thoughtnumber": number,
             "totalthoughts": total,
@@ -188,7 +189,3 @@ def _extras(thought: Thought) -> Iterable[m.JsonObject]:
         yield {"isrevision": True, "revisesthought": thought.revises}
     if thought.branches_from is not None:
         yield {"branchfromthought": thought.branches_from, "branchid": f"instead-of-{thought.branches_from}"}
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[^a-z]", "", name.lower())
