@@ -11,7 +11,7 @@ from grue.protocol.tools.json_schema import check_of
 T = TypeVar("T")
 
 _MAX_DEPTH: Final = 16
-_MOST_ATTEMPTS: Final = 5000
+_MOST_ATTEMPTS: Final = 20_000
 _MAX_SIZE: Final = 1000  # largest `minLength`, `minItems` and `minProperties` that are supported
 _BEYOND: Final = frozenset(
     [
@@ -56,9 +56,6 @@ class _Maker:
 
     def make(self, schema: object, depth: int) -> object:
         for plain in self._alternatives(schema, depth):
-            self._attempts += 1
-            if self._attempts > _MOST_ATTEMPTS:
-                break
             try:
                 return self._make_plain(plain, depth)
             # A malformed schema may have a huge number (`OverflowError`), or a list in place of a name.
@@ -76,7 +73,10 @@ class _Maker:
     def _alternatives(self, schema: object, depth: int) -> Iterator[m.JsonObject]:
         """Split `schema` into schemas of at most one type each, without unions and `$ref`, and yield them."""
         plain = {} if schema is True else schema
-        if not isinstance(plain, dict) or depth > _MAX_DEPTH or _BEYOND & plain.keys():
+        self._attempts += 1
+        if self._attempts > _MOST_ATTEMPTS or depth > _MAX_DEPTH:
+            return
+        if not isinstance(plain, dict) or _BEYOND & plain.keys():
             return
         for union in ("anyOf", "oneOf"):
             # Treat `oneOf` like `anyOf`: in practice its alternatives exclude each other by a type or a tag.

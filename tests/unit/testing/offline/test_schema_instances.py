@@ -260,6 +260,12 @@ def test_a_schema_that_multiplies_without_end_is_given_up_soon():
         minimal(doubling)
 
 
+def test_alternatives_that_lead_only_to_one_another_are_given_up_soon():
+    circle = {"anyOf": [{"$ref": "#/$defs/x"}] * 10}
+    with pytest.raises(UnsatisfiableError):
+        minimal(circle | {"$defs": {"x": circle}})
+
+
 def test_recursion_ends_where_the_schema_lets_it():
     made = minimal(TREE)
 
