@@ -114,11 +114,8 @@ def _more(stats: EpisodeStats) -> Iterator[str]:
 def _phase_rows(stats: EpisodeStats) -> list[Row]:
     if not stats.wall_s:
         return []
-    shares = [(phase, took, took / stats.wall_s) for phase, took in stats.phases.by_phase.items()]
-    return [
-        (_PHASES[phase], duration(took), f"{share:.1%}", "█" * round(share * _BAR))
-        for phase, took, share in shares
-    ]
+    shares = [(_PHASES[phase], took, took / stats.wall_s) for phase, took in stats.phases.by_phase.items()]
+    return [(name, duration(took), f"{share:.1%}", "█" * round(share * _BAR)) for name, took, share in shares]
 
 
 def _tool_table(stats: EpisodeStats) -> list[Row]:
@@ -143,8 +140,7 @@ def _server_rows(stats: EpisodeStats) -> list[Row]:
         (
             printable(server.server, 80),
             *map(str, (server.starts, server.failed_starts, server.retries, server.deaths)),
-            duration(server.startup.p50_s),
-            duration(server.startup.max_s),
+            *map(duration, (server.startup.p50_s, server.startup.max_s)),
             _endings(server),
         )
         for server in stats.servers
@@ -166,8 +162,7 @@ def _slow_rows(stats: EpisodeStats) -> list[Row]:
             f"turn {turn.turn}",
             duration(turn.duration_s),
             turn.outcome,
-            str(turn.requests),
-            str(turn.tool_calls),
+            *map(str, (turn.requests, turn.tool_calls)),
             f"{_PHASES[turn.phases.longest]} {duration(turn.phases.by_phase[turn.phases.longest])}",
         )
         for turn in stats.slowest_turns
@@ -193,8 +188,7 @@ def _percentiles(durations: Durations) -> tuple[str, str, str]:
 def _spread(durations: Durations) -> str:
     if not durations.count:
         return "none measured"
-    p50, p95, most = _percentiles(durations)
-    return f"p50 {p50}, p95 {p95}, max {most}"
+    return "p50 {}, p95 {}, max {}".format(*_percentiles(durations))
 
 
 def _listed(counts: Mapping[str, int], opening: str = ": ") -> str:
