@@ -68,9 +68,8 @@ def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) 
         for body in (envelope.body for envelope in each.envelopes):
             if isinstance(body, m.RunTurn) and body.history is not None:
                 lengths.add(body.history.length)
-            elif isinstance(
-                limit_s := getattr(body, "time_limit_s", None), float
-            ):  # an `EpisodeStarted` has it
+            limit_s = getattr(body, "time_limit_s", None)  # of an `EpisodeStarted`
+            if isinstance(limit_s, float):
                 limits.append(limit_s)
         yield each
 
