@@ -125,14 +125,19 @@ class _Copy:
         return f"${{{variable}}}"
 
     def _variable_value(self, name: str, value: str) -> str:
-        secret = looks_secret(name)
+        if looks_secret(name):
+            return self._secret(name, value)
         if "${" not in value:
-            return value if _HARMLESS.fullmatch(value) and not secret else self._variable(name, value)
+            return value if _HARMLESS.fullmatch(value) else self._variable(name, value)
         # `PATH` may have folders beside `${PATH}`. With other text beside a `${...}`, replace a value whole.
         beside = [part for text in _beside(value) for part in re.split(r"[:;,]", text) if part]
-        if beside and (secret or not all(map(_HARMLESS.fullmatch, beside))):
-            return self._variable(name, value)
-        return self._expressions(value, keeps_defaults=not secret)
+        return (
+            self._expressions(value) if all(map(_HARMLESS.fullmatch, beside)) else self._variable(name, value)
+        )
+
+    def _secret(self, name: str, value: str) -> str:
+        whole = "${" not in value or any(_beside(value))
+        return self._variable(name, value) if whole else self._expressions(value, keeps_defaults=False)
 
     def _header_value(self, name: str, value: str) -> str:
         scheme = _SCHEME.fullmatch(value)
@@ -144,8 +149,8 @@ class _Copy:
     def _auth_value(self, name: str, value: Any) -> Any:
         if not isinstance(value, str):
             return value
-        if name in SECRETS and "${" not in value:
-            return self._variable(f"{self._name}_{name}", value)
+        if name in SECRETS:
+            return self._secret(f"{self._name}_{name}", value)
         return self._text(value, f"{self._name}_{name}") if name != "client_id" else value
 
     def _arguments(self, arguments: list[str]) -> list[str]:
@@ -153,8 +158,8 @@ class _Copy:
         before = ""
         for number, argument in enumerate(arguments, start=1):
             is_value = before.startswith("-") and "=" not in before and looks_secret(before)
-            if is_value and not argument.startswith("-") and "${" not in argument:
-                written.append(self._variable(f"{self._name}_{before}", argument))
+            if is_value and not argument.startswith("-"):
+                written.append(self._secret(f"{self._name}_{before}", argument))
             else:
                 written.append(self._argument(argument, number))
             before = argument
@@ -163,18 +168,26 @@ class _Copy:
     def _argument(self, argument: str, number: int) -> str:
         for form, separator in ((_OPTION, "="), (_ASSIGNMENT, "="), (_HEADER, ": ")):
             found = form.fullmatch(argument)
-            if found is None or "${" in argument:
+            if found is None:
                 continue
-            label = found["name"] if form is _ASSIGNMENT else f"{self._name}_{found['name']}"
-            value = found["value"]
-            if looks_secret(found["name"]) or (form is _ASSIGNMENT and not _HARMLESS.fullmatch(value)):
-                return f"{found['name']}{separator}{self._variable(label, value)}"
-            return f"{found['name']}{separator}{self._text(value, label)}"
+            name, value = found["name"], found["value"]
+            label = name if form is _ASSIGNMENT else f"{self._name}_{name}"
+            if "${" in value and form is not _OPTION:
+                kept = (self._variable_value if form is _ASSIGNMENT else self._header_value)(name, value)
+            elif looks_secret(name) or (form is _ASSIGNMENT and not _HARMLESS.fullmatch(value)):
+                kept = self._secret(label, value)
+            else:
+                kept = self._text(value, label)
+            return f"{name}{separator}{kept}"
         return self._text(argument, f"{self._name}_ARG_{number}")
 
     def _text(self, text: str, label: str) -> str:
         if "${" in text:
-            return self._expressions(text)
+            url = _URL.fullmatch(_EXPRESSION.sub("", text))
+            private = url is not None and bool(
+                url["host"].rpartition("@")[0].strip(":") or re.sub(r"[?&][\w.-]+=", "", url["rest"])
+            )
+            return self._variable(label, text) if private else self._expressions(text)
         url = _URL.fullmatch(text)
         parts = url["path"].split("/") if url else text.split("/")
         private = url is not None and ("@" in url["host"] or bool(url["rest"]))
@@ -187,7 +200,7 @@ class _Copy:
         def written(found: re.Match[str]) -> str:
             default = found["default"]
             harmless = default and keeps_defaults and _HARMLESS.fullmatch(default.removeprefix(":-"))
-            if found["name"] in _FOLDERS or harmless:
+            if harmless or (found["name"] in _FOLDERS and not default):
                 return found[0]
             return self._variable(found["name"], found["name"])
 

@@ -87,7 +87,8 @@ def places_of(
     _refuse_planted(chain, changeable)
     own = [*own_folders(chain, args, cwd, changeable), *_module_folders(env, cwd)]
     read = [_absolute(path, cwd) for path in box.read]
-    real = _without_links((*written, *read, *own), changeable)
+    real = _without_links(written, changeable, but_interpreters=False)
+    real += _without_links((*read, *own), changeable)
     started = None if box.execute is None else _programs(box.execute, chain, cwd, env, changeable)
     hidden = [real_path(_absolute(path, cwd)) for path in box.hide]
     system = _system_rules(_state_of_system(), executable=started is None)
@@ -363,17 +364,19 @@ def _refuse_planted(chain: Sequence[str], changeable: Sequence[str]) -> None:
             raise SandboxError(why, remedy="The program may have made it so. Name the program where it is.")
 
 
-def _without_links(paths: Iterable[str], changeable: Sequence[str]) -> list[str]:
+def _without_links(
+    paths: Iterable[str], changeable: Sequence[str], *, but_interpreters: bool = True
+) -> list[str]:
     """Return `paths` with links resolved. Refuse a link in a `changeable` folder that leads out.
 
-    Do not refuse a link to an interpreter: virtual environments have one.
+    With `but_interpreters`, do not refuse a link to an interpreter: virtual environments have one.
     """
     found = []
     for path in paths:
         real = real_path(path)
         found.append(real)
         left = [each for each in changeable if not within(real, each)]
-        if left and path != real and not _is_interpreter(real):
+        if left and path != real and not (but_interpreters and _is_interpreter(real)):
             places = tuple(_places_on(path))
             if any(place != each and within(place, each) for place in places for each in left):
                 why = f"The box opens {path}, which is a link to {real}, and the program may write there."
@@ -393,7 +396,7 @@ def _places_on(path: str) -> Iterator[str]:
     while rest:
         name = rest.pop(0)
         if name == "..":
-            place = os.path.dirname(place)  # noqa: PTH120
+            place = os.path.dirname(place).rstrip("/")  # noqa: PTH120
         elif name not in ("", "."):
             place = f"{place}/{name}"
             yield place
@@ -401,7 +404,7 @@ def _places_on(path: str) -> Iterator[str]:
                 target = os.readlink(place)  # noqa: PTH115
                 links += 1
                 rest = [*target.split("/"), *rest] if links <= _MOST_LINKS else []
-                place = "" if target.startswith("/") else os.path.dirname(place)  # noqa: PTH120
+                place = "" if target.startswith("/") else os.path.dirname(place).rstrip("/")  # noqa: PTH120
 
 
 def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[Rule]:
@@ -433,7 +436,8 @@ def _is_interpreter(path: str) -> bool:
     With an interpreter of an environment, a box would open the environment and what its `.pth` files list.
     """
     folder, name = os.path.split(path)
-    if not _INTERPRETERS.fullmatch(name) or os.path.isfile(f"{os.path.dirname(folder)}/pyvenv.cfg"):  # noqa: PTH113, PTH120
+    environment = f"{os.path.dirname(folder)}/pyvenv.cfg"  # noqa: PTH120
+    if not (_INTERPRETERS.fullmatch(name) and os.path.isfile(path)) or os.path.isfile(environment):  # noqa: PTH113
         return False
     # Outside of the system's folders, a name is not enough: any project may have a script or a text `env`.
     return path.startswith(_opened_trees()) or (os.access(path, os.X_OK) and b"\0" in _head(path))

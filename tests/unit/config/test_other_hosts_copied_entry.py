@@ -33,6 +33,18 @@ def entry_of(**entry: Any) -> dict[str, Any]:
         (["--token", "${TOKEN}"], None),
         (["${input:github-token}"], ["${GITHUB_TOKEN}"]),
         (["${workspaceFolder}/data"], None),
+        (["--dir=${workspaceFolder}/data"], None),
+        (["--header", "Authorization: Bearer ${TOKEN}"], None),
+        (["https://${HOST}/mcp?key=${KEY}"], None),
+        (["postgresql://me:${PW}@${HOST}/notes"], ["${SRV_ARG_1}"]),
+        (["https://example.org/mcp?key=hunter2&user=${USER}"], ["${SRV_ARG_1}"]),
+        (["-e", "TOKEN=hunter2${X}"], ["-e", "TOKEN=${TOKEN}"]),
+        (["--token", "hunter2${X}"], ["--token", "${SRV_TOKEN}"]),
+        (["--api-key=${KEY:-123456}"], ["--api-key=${KEY}"]),
+        (
+            ["--header", "Authorization: Bearer hunter2-${X}"],
+            ["--header", "Authorization: Bearer ${SRV_AUTHORIZATION}"],
+        ),
     ],
 )
 def test_arguments(args: list[str], kept: list[str] | None) -> None:
@@ -54,6 +66,8 @@ def test_arguments(args: list[str], kept: list[str] | None) -> None:
         ("MIXED", KEY + "${X}", "${MIXED}"),
         ("PASSWORD", "hunter2${SUFFIX}", "${PASSWORD}"),
         ("DSN", "postgres://me:hunter2@db/${DB}", "${DSN}"),
+        ("PASSWORD", "${X:-/hunter2}", "${X}"),
+        ("PASSWORD", "${workspaceFolder:-hunter2}", "${WORKSPACEFOLDER}"),
         ("PATH", "/opt/bin:${PATH}", "/opt/bin:${PATH}"),
     ],
 )

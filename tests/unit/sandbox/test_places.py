@@ -213,6 +213,27 @@ def test_a_planted_link_is_found_behind_other_links(home: Path, way: str) -> Non
         places(Sandbox(preset="files"), cwd, str(command))
 
 
+def test_a_way_through_the_root_folder_is_found(home: Path) -> None:
+    workspace, other = home / "work", home / "other"
+    program(other / "app.py")
+    (other / "pyproject.toml").write_text("")
+    (workspace / "app.py").symlink_to(other / "app.py")
+    climbs = "../" * len(workspace.parts) + str(workspace / "app.py").removeprefix("/")
+    for argument in ("app.py", climbs):
+        with pytest.raises(SandboxError, match="may have made it"):
+            places(Sandbox(preset="files"), workspace, "/bin/sh", argument)
+
+
+@pytest.mark.parametrize("planted", ["node", "python3.12"])
+def test_a_planted_link_never_lets_an_interpreter_be_written(home: Path, planted: str) -> None:
+    prefix = home / ".nvm" / "v22"
+    program(prefix / "bin" / "node", COMPILED)
+    program(prefix / "lib" / "python3.12" / "os.py")
+    (home / "work" / "data").symlink_to(prefix / ("bin" if planted == "node" else "lib") / planted)
+    with pytest.raises(SandboxError, match="may have made it"):
+        places(Sandbox(preset="files", write=("data",)), home / "work")
+
+
 def test_a_circle_of_links_ends(home: Path) -> None:
     (home / "work" / "a").symlink_to("b")
     (home / "work" / "b").symlink_to("a")

@@ -72,7 +72,7 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
         TraceError: The trace cannot be read.
     """
     found = (part.parked for part in recorded.read_turns(path).values())
-    return [parked for parked in found if parked is not None]
+    return [parked for parked in found if parked is not None and parked.questions]
 
 
 def _opened_writer(place: Path, recorder: Recorder) -> TraceWriter:

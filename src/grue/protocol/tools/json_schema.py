@@ -392,7 +392,7 @@ def target(reference: object, root: m.JsonObject, anchors: Mapping[str, m.JsonOb
     for step in pointer.split("/")[1:] if pointer.startswith("/") else ():
         step = step.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list):
-            found = found[int(step)] if step.isdigit() and int(step) < len(found) else None
+            found = found[int(step)] if step in map(str, range(len(found))) else None
         else:
             found = found.get(step) if isinstance(found, dict) else None
     if isinstance(found, bool):

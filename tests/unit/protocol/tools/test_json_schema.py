@@ -18,6 +18,7 @@ from grue.protocol.tools.json_schema import (
     check_of,
     fault_of,
     reason,
+    target,
 )
 
 
@@ -303,3 +304,9 @@ def test_what_does_not_fit_plainly_is_left_to_the_validator(
 def test_a_schema_that_is_not_valid_is_refused_before_it_is_used(fault: Any) -> None:
     with pytest.raises(jsonschema_rs.ValidationError):
         check_of({"type": "object", **fault})
+
+
+@pytest.mark.parametrize("step", ["1", "²", "9" * 5_000, "x"])
+def test_a_reference_into_a_list_without_such_an_item_refers_to_nothing(step: str) -> None:
+    with pytest.raises(NotCheckedError, match="it refers to nothing"):
+        target(f"#/required/{step}", {"required": ["a"]}, {})
