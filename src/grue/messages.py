@@ -1374,7 +1374,7 @@ class ToolsVerified(TurnNote, frozen=True, kw_only=True):
     There are two cases. `server` is empty: all servers of the request have listed their tools or are
     disabled, and the request is not dropped: no tool is in `changed`, or the reply calls none of those. Or
     `server` is set: a tool call has started this server only now. Calls of its tools in `changed` are not
-    sent, and the model is told so.
+    sent, and the model reads why.
 
     Attributes:
         changed: Names of tools that differ from those that the request offered.

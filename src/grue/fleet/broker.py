@@ -184,7 +184,7 @@ class Limits(Struct, frozen=True):
 
     @property
     def on_requests(self) -> bool:
-        """Whether the budget or the rate has a limit: then the broker has to be asked before each request."""
+        """`True` if the budget or the rate has a limit. Then each request needs the broker's permission."""
         return (self.budget, self.rate) != (FleetBudget(prices=self.budget.prices), Rate())
 
 

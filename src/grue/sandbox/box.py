@@ -143,7 +143,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 
     @property
     def any_network(self) -> bool:
-        """Whether `network` or the preset allows connections to all hosts."""
+        """`True` if `network`, or without it the preset, allows connections to all hosts."""
         return self.network is True or (self.network is None and self.preset == "web")
 
 

@@ -210,7 +210,7 @@ class _Run(Struct, frozen=True, kw_only=True):
     """A row of the index, which `viewer_page/runs.js` shows."""
 
     name: str  # the run's path in the folder
-    page: str = ""  # relative address of the page; empty: `error` says why there is none
+    page: str = ""  # relative address of the page; empty: there is no page, and `error` says why
     episode: str = ""
     started: float = 0.0  # seconds since the epoch
     overview: Overview = msgspec.field(default_factory=Overview)

@@ -123,7 +123,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
 
     @property
     def states_schema(self) -> bool:
-        """Whether requests without tools state the answer's schema as text. Those with tools always do."""
+        """`True`: all requests state the answer's schema as text. `False`: only requests with tools do."""
         return self.ignores_schema or self.response_format != "json_schema"
 
     @property

@@ -372,7 +372,7 @@ class EncodedItems(Struct, frozen=True):
 
 
 class Choice(Struct, frozen=True):
-    """Whether the model may or must call tools. With `mode="named"` it must call the tool `name`."""
+    """Says if the model may or must call tools. With `mode="named"` it must call the tool `name`."""
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""

@@ -460,7 +460,7 @@ class Command(ChildProcess):
 
     @property
     def wrote_too_much(self) -> bool:
-        """Whether stdout and stderr together are longer than `max_written_bytes`."""
+        """`True` if stdout and stderr together are longer than `max_written_bytes`."""
         return self.stdout.size + self.stderr.size > self._max_written_bytes
 
     async def finish(self, stdin: bytes = b"") -> bool:

@@ -184,7 +184,7 @@ class McpClient:
 
         A call that the tool's input schema refuses is not sent, unless the server's options say otherwise. A
         result that does not match the output schema becomes an error. If the server makes an MCP task of the
-        call, this method waits for the task's result. If the caller is cancelled, the server is told so.
+        call, this method waits for the task's result. If the caller is cancelled, the server gets a notice.
         `timeout_s`, or a smaller limit in the server's options, holds even if the server has stopped reading.
 
         Raises `ToolTimedOutError`; `ToolRefusedError`, also for an unusable answer; `ServerFailed`, after
