@@ -586,7 +586,7 @@ class _PromptPair(Struct, frozen=True):
 _REWRITTEN = {
     "HistoryRewritten": "what was said before was rewritten",
     "RewriteHistory": "what was said before was rewritten",
-    "SchemaIgnored": "from now on, the prompt states the answer's schema in words",
+    "SchemaIgnored": "the prompt states the answer's schema in words from now on",
     "RunTurn": "another model or endpoint is asked",
     "ModelPassedOver": "another model or endpoint is asked",
 }
