@@ -1,8 +1,7 @@
 """`grue add` and `grue remove`: write a server into `mcp_config.json`, or remove it.
 
 Descriptions and bundles of servers are untrusted. So the user sees the command that would run, and agrees
-(or has given --yes), before anything is written or started. Before a bundle is downloaded, the user is also
-asked.
+(or has given --yes), before anything is written or started, and also before a bundle is downloaded.
 """
 
 import io
@@ -55,16 +54,15 @@ _DESCRIPTION_S = 60.0
 _BUNDLE_S = 1800.0
 _MOST_REDIRECTS = 5
 _PACKAGES = ("npm", "pypi", "oci")
+# The environment variables that name a launcher's folders for downloads, by launcher.
 _CACHES = {"npx": ("npm_config_cache",), "uvx": ("UV_CACHE_DIR", "UV_TOOL_DIR", "UV_PYTHON_INSTALL_DIR")}
 _CACHES["uv"] = _CACHES["uvx"]
-"""The environment variables that name a launcher's folders for downloads, by launcher."""
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""The form of a server's name, which becomes the name of a folder."""
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")  # the form of a server's name, which may name a folder
 _OWN = "own"
 _SCRIPTS = dict.fromkeys((".js", ".mjs", ".cjs"), "node")
+# The argument of `grue add` to use in place of each of these commands.
 _INSTEAD = {"npx": "npm:PACKAGE", "uvx": "pypi:PACKAGE", "docker": "oci:IMAGE"}
 _INSTEAD |= dict.fromkeys(("python", "python3", "node"), "the program's file")
-"""The argument of `grue add` to use in place of each of these commands."""
 
 
 class Adding(Struct, frozen=True, kw_only=True):

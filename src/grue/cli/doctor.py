@@ -216,8 +216,7 @@ _ASK_S = 5.0
 _MOST_PROGRAMS, _MOST_BYTES = 50, 200_000
 _MOST_FAULTS = 5
 
-_NOTICED_S = 0.1
-"""If a server takes at least so many seconds to start, `grue doctor` proposes "start": "when_called"."""
+_NOTICED_S = 0.1  # for a server that takes this long to start, "start": "when_called" is proposed
 
 
 def examine(
@@ -533,19 +532,15 @@ def _interpreters() -> Iterator[Finding]:
     yield Finding(verdict, f"{styled.interpreter.name} for story files from version 4 on:\n{styled.reason}")
 
 
+# Limits of a reply, in tokens: the smallest that every endpoint accepts; enough for a tool call or an object.
 _SHORT, _ROOM = 16, 400
-"""Limits of a reply, in tokens. `_SHORT` is the smallest limit that every endpoint accepts; `_ROOM` is enough
-for a tool call or a JSON object."""
-
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."
 _TEXT = {"swatch": {"type": "string"}}
+# The schema of an answer. Only a model that gets the schema will write the property `swatch`.
 _SWATCH: m.JsonObject = {"type": "object", "properties": _TEXT, "required": ["swatch"]}
-"""The schema of an answer. Only a model that gets the schema will write the property `swatch`."""
-
+# `_SAY` and `_CALL` differ in length, so an endpoint that really counts tokens reports different counts.
 _SAY, _CALL, _NAME = "Say: ok.", "Call the thermometer, and say what it shows.", "Name a colour."
-"""`_SAY` and `_CALL` differ in length, so an endpoint that really counts tokens reports different counts."""
-
 _COUNTED = 5  # the least number of tokens that a tool's name and description add to a prompt
 _TEMPLATE = """\
 Use a chat template that has a place for tools: with llama.cpp's server --jinja, and --chat-template-file if

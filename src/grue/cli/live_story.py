@@ -20,8 +20,7 @@ BOLD, CYAN = "1", "36"
 
 _TEXT_CHARS = 300
 _NAME_CHARS = 60
-_SECOND_COLUMN = "\0"
-"""A placeholder for the second column of a wide character. No printable text contains the placeholder."""
+_SECOND_COLUMN = "\0"  # stands for the second column of a wide character; no printable text contains it
 _OPEN_END = re.compile(r"(?<=\w)\n")
 
 

@@ -61,8 +61,7 @@ def stored(record: TokenRecord) -> str:
 
 
 def _by_url(name: str, mcp_config: Path | None) -> HttpServer:
-    known = known_servers(GameConfiguration.of_project(), mcp_config)
-    server = known.usable(name)
+    server = known_servers(GameConfiguration.of_project(), mcp_config).usable(name)
     if not isinstance(server, HttpServer):
         raise MCPConfigError(f"'{name}' is a program, and only servers by URL have a login.")
     if server.auth is None:

@@ -8,7 +8,6 @@ from grue.field_checks import is_usable
 
 FILE_OF_SERVERS = 'JSON file with the MCP servers, in the form {"mcpServers": ...}.'
 CONFIGURED = "config_file under tool.grue.mcp in pyproject.toml, else mcp_config.json"
-"""The default of `--mcp-config`."""
 OR_BUNDLED = (
     f"{CONFIGURED}. With enabled = false under tool.grue.mcp, or if the file does not exist and enabled is "
     "not set, a server that comes with grue is used instead"
@@ -23,9 +22,7 @@ def mcp_config(default: str, text: str = FILE_OF_SERVERS) -> Any:
 
 
 MCP_CONFIG = mcp_config(OR_BUNDLED)
-"""For commands that use the bundled server if the project has no file of servers, or turns MCP off."""
-MCP_CONFIG_FILE = mcp_config(CONFIGURED)
-"""For commands that change the file, or need a server of the user's own."""
+MCP_CONFIG_FILE = mcp_config(CONFIGURED)  # for commands that change the file, or need a server by URL
 
 
 def finite(number: float | None) -> float | None:

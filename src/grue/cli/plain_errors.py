@@ -17,10 +17,10 @@ from grue.runtime.safe_text import fault_text
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
+# The class `UsageError` of click, taken from the copy of click that typer uses.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
-"""The class `UsageError` of click, taken from the copy of click that typer uses."""
 
-
+# Words that people type in place of a command, with the command that they mean.
 _MEANT = {
     **dict.fromkeys(("view", "open"), "trace html --open"),
     **{name: f"trace {name}" for name in ("show", "stats", "replay", "diagram", "serve", "to-test")},
@@ -33,7 +33,6 @@ _MEANT = {
     **dict.fromkeys(("rm", "uninstall"), "remove SERVER"),
     "ask": "chat",
 }
-"""Words that people type in place of a command, with the command that they mean."""
 
 
 class Commands(TyperGroup):

@@ -105,8 +105,8 @@ class RunLines(JsonPrinter):
 
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "hosts" / "skill_agent" / "example" / "agent.yaml"
+# The exit status by the reason why the run ended; 1 for every other reason.
 STATUSES = {"finished": 0, "parked": 3, "turn_limit": 4, "step_limit": 4, "time_limit": 4, "budget": 4}
-"""The exit status by the reason why the run ended; 1 for every other reason."""
 _RECORDED = ("agent", "offline", "model", "base_url")
 
 

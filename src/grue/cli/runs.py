@@ -32,10 +32,7 @@ class _Result(Struct):
 
 
 def list_runs(folder: Path | None) -> None:
-    """Print the episodes in `folder` and its subfolder `runs`, latest first.
-
-    `None`: those in `runs` and the working directory.
-    """
+    """Print the episodes in `folder` (`None`: the working directory) and in its `runs`, latest first."""
     found = _episodes(RUNS, Path()) if folder is None else _episodes(folder, folder / RUNS)
     width = max(len(shown_path(path)) for path in found)
     readable = _MOST_READ_BYTES

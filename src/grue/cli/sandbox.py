@@ -31,8 +31,8 @@ from grue.tracing.facts import counted
 from grue.tracing.reading import open_episode
 
 _LEAVE_S = 3.0
+# A shell that stops itself. After a SIGCONT, the shell executes the program in its own process.
 _WAITING = ("/bin/sh", "-c", 'kill -s STOP "$$" && exec "$0" "$@"')
-"""A shell that stops itself. After a SIGCONT, the shell executes the program in its own process."""
 _EXAMPLE = 'read_file {"path": "notes.txt"}'
 
 

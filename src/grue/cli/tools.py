@@ -99,14 +99,12 @@ def _line(change: m.ToolDrifted, pin: ToolPin | None) -> str:
 
 
 _SAMPLES = {"integer": "1", "number": "1.5", "boolean": "true", "object": "{}", "list": "[]", "null": "null"}
-"""A value of each type, as it is written for `--arg`."""
 _IN_A_PIPE = 80
 _WIDEST = 96
 _VALUES_SHOWN = 8
 _MOST_STEPS, _INNER = 100, ("anyOf", "oneOf", "items")
 
-Outcome = m.SessionOpened | m.ServerFailure | str
-"""The result of starting a server; a text is the reason why its configuration cannot be used."""
+Outcome = m.SessionOpened | m.ServerFailure | str  # a text says why the server's configuration is unusable
 
 
 def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lock: bool) -> bool:

@@ -110,7 +110,7 @@ def _some(counts: Counter[str]) -> str:
 
 
 def shown_lines(file: Path, turn: str) -> Iterable[str]:
-    """Yield one turn of a trace as a table without colours, cut to the terminal's width."""
+    """Yield one turn of a trace as a table without colours; at a terminal, lines are cut to its width."""
     return table.render(open_episode(file), Filter.of(turns=(turn,)), width=table_width(None), colour=False)
 
 

@@ -37,8 +37,7 @@ from grue.testing import decisions, llm_server
 from grue.testing.decisions import arguments_of
 from grue.tracing.message_words import failure_words
 
-_SHORT = 300
-"""The longest result that a test asserts, and the longest error text that is printed, in characters."""
+_SHORT = 300  # characters of the longest result that a test asserts, and of the longest printed error
 
 _FIND_TOOLS = find_tools(()).name
 _NOT_AGAIN = ("timed_out", "died", "interrupted")
@@ -213,12 +212,12 @@ _ABOUT = (
 )
 _PACKAGES = (grue, errors, m, decisions, llm_server)
 
+# Names that a written test may use, besides those that `_names` returns.
 _OWN = re.findall(
     r"\w+",
     "SYSTEM USER REPLIES HISTORY APPROVED CHANGED ANSWERS REFUSED RECORDED MADE recorded recorded_answer"
     " servers scripted_llm llm request runner outcome cut tool Any Path pytest",
 )
-"""Names that a written test may use, besides the names that `_names` returns."""
 
 
 def _names_of(places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:

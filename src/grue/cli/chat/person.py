@@ -1,7 +1,4 @@
-"""Ask the person at the terminal: whether to make tool calls, and for input that a server requests.
-
-`LineReader` reads the input of a chat in a pipe, or at a terminal with `TERM=dumb`.
-"""
+"""Ask the person at the terminal: whether to make tool calls, and for input that a server requests."""
 
 import contextlib
 import json

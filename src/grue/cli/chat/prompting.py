@@ -1,8 +1,4 @@
-"""The prompt at a terminal, with multi-line editing, history and completion. Uses prompt_toolkit.
-
-All chats share a history, in `$XDG_STATE_HOME/grue/chat_history` or below `~/.local/state`. A new file can
-be read only by its owner. Values of secret environment variables are redacted in it.
-"""
+"""The prompt at a terminal, with multi-line editing, history and completion. Uses prompt_toolkit."""
 
 import contextlib
 import os
@@ -31,9 +27,7 @@ _WORD = re.compile(r"[\w.:/-]+$")
 _SHORTEST = 2
 _LOCAL_MODES = 3  # index of the terminal's local modes in the list that `tcgetattr` returns
 _LOCAL = termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN
-_USABLE = {0: termios.ICRNL, 1: termios.OPOST, _LOCAL_MODES: _LOCAL}
-"""The modes that are on in a usable terminal, by their index in the list that `tcgetattr` returns."""
-
+_USABLE = {0: termios.ICRNL, 1: termios.OPOST, _LOCAL_MODES: _LOCAL}  # modes that have to be on, by index
 _MAX_HISTORY_BYTES = 2**20
 _COLOURS = {"prompt": "ansigreen bold", "continuation": "ansibrightblack"}
 _STYLE = Style.from_dict({**_COLOURS, "bottom-toolbar": "noreverse fg:ansibrightblack"})

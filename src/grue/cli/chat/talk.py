@@ -59,8 +59,7 @@ class ChatOptions(EpisodeOptions, frozen=True, kw_only=True):
     learn: str | None = None
 
 
-RECORDED = (*ASKED, "instructions", "ask", "turn_timeout_s")
-"""Options that are recorded, and restored when the chat is resumed."""
+RECORDED = (*ASKED, "instructions", "ask", "turn_timeout_s")  # `resume` restores them
 
 
 def as_started(options: ChatOptions, past: facts.ChatPast) -> ChatOptions:
@@ -138,9 +137,9 @@ def _endpoint(options: ChatOptions, config: GameConfiguration) -> LlmEndpoint:
     return LlmEndpoint(settings)
 
 
+# Kinds of messages that a chat shows while a turn runs.
 _OF_SERVERS = (m.ServerNoted, m.ToolDrifted, m.ToolsUnseen, m.McpDisabled)
 _TOLD = (*_OF_SERVERS, m.ModelPassedOver, m.CompletionRetried, m.ReplyCut, m.CostUncounted, m.FinalForced)
-"""Kinds of messages that a chat shows while a turn runs."""
 
 
 def transcript(history: Iterable[m.ConversationItem | m.AssistantReply]) -> str:

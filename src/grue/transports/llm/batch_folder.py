@@ -139,8 +139,7 @@ class BatchFolder(Closing):
     def item_of(self, turn: int, request: int, body: bytes, read: Collection[str] = ()) -> str:
         """Return the id of a stored request that can serve as this one, or a new id.
 
-        `read`: the ids of the requests whose replies the turn has read. Such a reply is not used for a
-        request with another body.
+        `read`: the ids of the requests whose replies the turn has read.
         """
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]

@@ -1,8 +1,4 @@
-"""`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode.
-
-Several turns may enter it with `async with` at once. When the last turn in an event loop leaves, this loop's
-connections are closed. If a turn's replies come from a batch, a `ReplyRoom` takes its requests.
-"""
+"""`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode."""
 
 from __future__ import annotations
 
@@ -44,10 +40,7 @@ OWN_KEY = "GRUE_API_KEY"
 
 
 def key_names(base_url: str) -> tuple[str, ...]:
-    """Return the environment variables that may hold the key for `base_url`; the first that is set counts.
-
-    The provider's own variable is among them only if the URL begins with `https://`.
-    """
+    """Return the environment variables that may hold the key for `base_url`; the first that is set counts."""
     rows = profiles.known_profiles(base_url)
     if not rows or urlsplit(base_url).scheme != "https":
         return (OWN_KEY,)
@@ -75,7 +68,7 @@ def api_key(base_url: str, environ: Mapping[str, str]) -> str | None:
 
 
 def require_key(base_url: str, key: str | None, otherwise: str = "") -> None:
-    """Raise `MCPConfigError` (with `otherwise` in its text) if the endpoint needs a key and `key` is none."""
+    """Raise `MCPConfigError` (with `otherwise` in its text) if the endpoint needs a key and gets none."""
     if not key and needs_key(base_url):
         names, shown_url = " or ".join(key_names(base_url)), wire_profile.shown_endpoint(base_url)
         raise MCPConfigError(f"There is no key for {shown_url}: set {names} in the environment{otherwise}.")
@@ -104,7 +97,7 @@ _LIST_TIMEOUT_S = 5.0  # short, because the model list only avoids a request tha
 _FILE_TIMEOUT_S = 3600.0
 
 _HIDDEN = "[redacted]"
-MIN_SECRET = 8  # characters of the shortest secret that is redacted; others are placeholders such as `none`
+MIN_SECRET = 8  # characters of the shortest secret that is redacted; a shorter one may be a placeholder
 # Fields of `extra_body` for which OpenTelemetry spans have attributes.
 _FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
@@ -222,10 +215,7 @@ class ReplyRoom(Protocol):
     """Stores requests for a batch, which a provider answers hours later, and returns the replies."""
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> http.Answered | Fault:
-        """Return the reply to a request. If there is none, raise `RequestPostponed`.
-
-        The request is stored before that, unless the budget does not allow it.
-        """
+        """Return the reply, or store the request (if the budget allows it) and raise `RequestPostponed`."""
 
     def read(self, model: str, outcome: http.RequestOutcome) -> None:
         """Count the cost of a reply from a batch. Call this when the reply has been decoded."""
@@ -263,9 +253,10 @@ class _Limits(Struct):
 class LlmEndpoint:
     """One LLM endpoint. Enter it with `async with` before use; it may be entered several times at once.
 
+    When the last turn in an event loop leaves the endpoint, this loop's connections are closed.
+
     Args:
-        transport: Replaces the network, for tests and scripted models. If it was used in an event loop, it is
-            closed when the last turn in this loop leaves the endpoint.
+        transport: Replaces the network, for tests and scripted models. It is closed with the connections.
         jitter: Returns a random number from 0 to 1, for the delays between retries.
 
     Attributes:

@@ -5,10 +5,8 @@ httpx's transport and not `httpx.AsyncClient`: a client adds cookies, and can fo
 send the key elsewhere. It speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of HTTP/1.1
 whether a connection is kept. An exchange that ends early closes it, so that the endpoint stops generating.
 
-A body is decompressed in small steps and up to a size limit: a few hundred bytes can expand to gigabytes, and
+A body is decompressed in small steps and up to a size limit: a few kilobytes can expand to gigabytes, and
 HTTP libraries decompress a whole chunk at once.
-
-At the end: the gate by which a fleet limits the requests of its processes (`RequestGate`).
 """
 
 from __future__ import annotations
@@ -324,10 +322,7 @@ class HttpReply:
             raise exchange_error(error) from error
 
     async def close(self) -> None:
-        """Give the connection back for another request, or close it if it cannot be used again.
-
-        It is closed if bytes may have come after the reply's end: httpx would take them for the next reply.
-        """
+        """Keep the connection. Close it if it may hold bytes after the reply, which httpx would read next."""
         await self._response.aclose()
         stream = self._response.extensions.get("network_stream")
         if stream is not None and not await self._silent(stream):
@@ -412,8 +407,6 @@ _REFUSAL_TIMEOUT_S = 10.0
 _UPLOADED_BYTES = 256 * 2**10
 _CLOSE_TIMEOUT_S = 1.0
 _USE_UP_TIMEOUT_S = 0.1
-
-
 _COST_HEADER = "x-litellm-response-cost"
 
 

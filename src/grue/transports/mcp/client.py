@@ -1,7 +1,6 @@
 """`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP (its wire).
 
-A process is spawned before the SDK is imported, so that the server starts during the import. If a start or a
-call fails, the SDK's exception or group of exceptions becomes one of grue, with the root cause in its text.
+A process is spawned before the SDK is imported, so that the server starts during the import.
 """
 
 import time
@@ -362,7 +361,7 @@ class McpClient:
         )
 
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-        """Return the tools that options and tool lock allow, and check calls and results by their schemas."""
+        """Return the tools that options and tool lock allow, and use their schemas for later checks."""
         tools = in_its_box(self._server, self._server.options.select(listed, self._notify))
         pinning = self._options.pinning
         if pinning is not None:

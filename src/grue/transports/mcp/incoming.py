@@ -52,7 +52,7 @@ def without_mark(text: bytes) -> bytes:
 
 
 async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Do the same as `read_message`, for a line of any length, without blocking the event loop."""
+    """Read a message as `read_message` does, but limit its values, and decode a large one in a thread."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
     # A thread helps: most of the work is Python code, during which the interpreter switches threads.
@@ -165,8 +165,6 @@ def _decode_damaged(line: bytes) -> object:
 
 
 class _Undecoded(Struct):
-    """A JSON-RPC message whose result or error is still JSON text."""
-
     jsonrpc: str = "2.0"
     id: int | str | None = None
     method: str | UnsetType = UNSET
@@ -191,7 +189,7 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode an answer: a tool result keeps large parts as JSON text, others become errors; else `None`."""
+    """Decode an answer, except large parts of a tool result; `None`: the line is not an answer."""
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):

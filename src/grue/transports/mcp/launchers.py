@@ -1,7 +1,5 @@
 """Find the program that npx or uvx starts, without running npx or uvx, and find out why a start has failed.
 
-Known reasons: npx was killed while it installed the package, or must not install it, or Node is too old.
-
 Source: R14
 """
 

@@ -23,10 +23,7 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Pass warnings and errors of `LOGGERS` to `receive`, and drop other records.
-
-    This holds in the `with` block and in the tasks that start in it.
-    """
+    """Pass warnings and errors of `LOGGERS` to `receive`, also those of tasks of the block; drop the rest."""
     before = _receiver.set(receive)
     try:
         yield

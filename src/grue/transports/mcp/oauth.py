@@ -90,7 +90,6 @@ async def sent(request: httpx2.Request) -> httpx2.Response:
 
 
 def _with_body(answer: httpx2.Response, body: bytes) -> httpx2.Response:
-    """Return a copy of `answer` with this (uncompressed) body."""
     of_body = ("content-length", "content-encoding")
     headers = {name: value for name, value in answer.headers.items() if name not in of_body}
     found = httpx2.Response(answer.status_code, headers=headers, content=body, request=answer.request)

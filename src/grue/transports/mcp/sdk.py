@@ -399,7 +399,7 @@ class Subscriptions(BackgroundTasks):
 
     The server acknowledges `subscriptions/listen` at once. The host gets this acknowledgement as the result.
     The server answers the request only when the stream ends, and another task waits for that. A notice
-    `updates_ended` reports that a stream has ended, unless the host has ended it.
+    `updates_ended` reports a stream that the server has ended, or that broke off.
     """
 
     def __init__(self, session: ClientSession, notify: server_requests.Notify) -> None:

@@ -7,8 +7,6 @@ group of exceptions, log a traceback, or never answer.
 
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
 loop. So this module drops comments, parses large events itself, and passes small events on in their place.
-
-`Authorization` adds the OAuth token to requests.
 """
 
 import contextlib
@@ -648,5 +646,5 @@ def _content_type(response: httpx2.Response) -> str:
 
 @functools.cache
 def _tls(*, secure: bool) -> ssl.SSLContext:
-    """Return the TLS context, cached because reading the system's certificates is slow."""
+    # Cached, because reading the system's certificates is slow.
     return httpx2.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

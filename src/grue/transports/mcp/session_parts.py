@@ -1,7 +1,4 @@
-"""The parts of a client that are needed only from the handshake on: SDK, schema checks, tasks.
-
-`McpClient` imports this module only after it has spawned the server's process, so that the slow import of the
-SDK runs while the server starts.
+"""The parts of a client that are imported after the spawn of its server's process: SDK, schema checks, tasks.
 
 Calls are checked against the tools' schemas, because some servers hang, crash or misbehave on arguments that
 their schema refuses. The model gets the fault at once instead, and can correct the call.

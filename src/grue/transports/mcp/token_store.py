@@ -193,10 +193,7 @@ _WAIT_S = 20.0
 
 
 class KeyringStore(TokenStore):
-    """The stored tokens of one server, in the system's keyring, which may ask a person before it answers.
-
-    Reading may raise `AuthorizationRefused`, too.
-    """
+    """The tokens of one server in the system's keyring. Reading may raise `AuthorizationRefused`, too."""
 
     def __init__(self, server: HttpServer) -> None:
         super().__init__(server)
