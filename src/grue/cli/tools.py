@@ -102,7 +102,7 @@ _SAMPLES = {"integer": "1", "number": "1.5", "boolean": "true", "object": "{}", 
 _IN_A_PIPE = 80
 _WIDEST = 96
 _VALUES_SHOWN = 8
-_MOST_STEPS, _INNER = 100, ("anyOf", "oneOf", "items")
+_MOST_STEPS, _INNER = 100, ("allOf", "anyOf", "oneOf", "items")
 
 Outcome = m.SessionOpened | m.ServerFailure | str  # a text says why the server's configuration is unusable
 
@@ -239,6 +239,9 @@ def kind_of(schema: object) -> str:
     names = kinds if isinstance(kinds, list) else [kinds] if kinds else []
     if not names:
         options = schema.get("anyOf") or schema.get("oneOf")
+        match schema.get("allOf"):
+            case [only] if not options:
+                return kind_of(only)
         return " or ".join(map(kind_of, options)) if isinstance(options, list) else "anything"
     words = [f"list of {kind_of(schema.get('items'))}" if name == "array" else str(name) for name in names]
     return " or ".join(words)

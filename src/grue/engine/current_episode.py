@@ -228,7 +228,7 @@ class CurrentEpisode:
         if self._recorder.telling == threading.get_ident():
             self._recorder.refuse_observers()
         if not self.lasting and self._episode is None:
-            return self._run_alone(work, "Runner.run_turn_async")
+            return self._run_alone(work)
         return self._run_in_episode(work)
 
     def run_beside(self, work: Work[T]) -> T:
@@ -237,9 +237,7 @@ class CurrentEpisode:
 
     def run_outside_turns(self, work: Work[T]) -> T:
         """Run `work`, which makes tool calls outside turns. Blocks; starts at once, even if a turn runs."""
-        return (
-            self.run_beside(work) if self.lasting else self._run_alone(work, "the async twin of this method")
-        )
+        return self.run_beside(work) if self.lasting else self._run_alone(work)
 
     async def run_async(self, work: Work[T], *, beside: bool = False) -> T:
         """Run a turn, or with `beside` other work, without blocking the caller's asyncio loop."""
@@ -300,15 +298,14 @@ class CurrentEpisode:
         finally:
             self._leave(episode)
 
-    def _run_alone(self, work: Work[T], twin: str) -> T:
-        """Run `work` in a new event loop. `twin`: the async method to recommend to a caller inside a loop."""
+    def _run_alone(self, work: Work[T]) -> T:
         resources = TurnResources(registry=ProcessRegistry(), sampling=CurrentSampler())
         try:
             return run_blocking(
                 lambda: self._until_closed(work, resources),
                 on_exit=resources.registry.kill_leftovers,
                 force_kill=resources.registry.kill_now,
-                twin=twin,
+                twin="Runner.run_turn_async",
             )
         except interrupts.WorkInterrupted:
             raise TurnCancelled(ErrorTexts().ended_early) from None

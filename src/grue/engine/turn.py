@@ -34,7 +34,7 @@ from grue.policies import Budget, ContextPolicy, FailurePolicy, ToolPolicy, Tool
 from grue.protocol.answers import SCHEMA_IN_WORDS
 from grue.protocol.chat_wire.profiles import tool_support_error
 from grue.protocol.context.history import History, items_said
-from grue.protocol.tools.results import MediaRoom
+from grue.protocol.tools.results import MAX_ATTACHMENTS, MediaRoom
 from grue.protocol.turn.connection import Disabled, Settled
 from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
@@ -280,6 +280,8 @@ def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
     """Return images in the form in which they are sent; raises `MCPError` for one that cannot be sent."""
     room = MediaRoom(limits)
     for number, image in enumerate(images):
+        if number == MAX_ATTACHMENTS:
+            raise MCPError(f"At most {MAX_ATTACHMENTS} images can be sent with one turn: leave some out.")
         what = f"Image {number + 1}" if isinstance(image, bytes) else f"The image {os.fspath(image)}"
         content = _content(image, what, limits)
         refused = room.attach("image", base64.b64encode(content).decode())

@@ -50,3 +50,9 @@ def test_the_text_of_a_request_may_be_given_by_position() -> None:
     assert TurnRequest[str]("Go on.", system="Be brief.") == TurnRequest[str](
         user="Go on.", system="Be brief."
     )
+
+
+def test_more_images_than_a_request_may_carry_are_refused() -> None:
+    assert len(read_images([GIF] * 20, LIMITS)) == 20
+    with pytest.raises(MCPError, match="At most 20 images can be sent with one turn: leave some out"):
+        read_images([GIF] * 21, LIMITS)

@@ -48,8 +48,8 @@ def run_blocking(
 
     `force_kill` is called in a signal handler at the second Ctrl-C, if the loop runs in the main thread; it
     makes the running clean-up end at once. `on_exit` is called outside the loop when this call no longer
-    waits for `function`, for whatever reason; it must be synchronous and quick. `twin` names the async method
-    to recommend to a caller in an event loop.
+    waits for `function`, for whatever reason; it must be synchronous and quick. `twin`: what to
+    recommend to a caller in an event loop, unless the method of grue that was called has an async twin.
     """
     interrupts.refuse_reentry()
     try:
@@ -124,7 +124,8 @@ def warn_if_blocking(twin: str) -> bool:
     """Return whether an event loop runs in this thread. If so, warn once per `twin`, except in a notebook."""
     if not loop_is_running():
         return False
-    twin = "trio.to_thread.run_sync" if _trio_runs() else twin  # `twin` needs asyncio
+    # A twin needs asyncio. The user called the outermost method of grue, such as a host's `run`.
+    twin = "trio.to_thread.run_sync" if _trio_runs() else _twin_called() or twin
     # No warning in a notebook: each cell blocks its event loop, as the user expects.
     if twin not in _warned and not in_notebook():
         _warned.add(twin)
@@ -137,6 +138,16 @@ def warn_if_blocking(twin: str) -> bool:
             stacklevel=level + 1,
         )
     return True
+
+
+def _twin_called() -> str:
+    """Return the name of the async twin of the outermost method of grue in the call stack, if one has any."""
+    twin, frame = "", inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("grue."):
+        owner, name = type(frame.f_locals.get("self")), f"{frame.f_code.co_name}_async"
+        twin = f"{owner.__name__}.{name}" if hasattr(owner, name) else twin
+        frame = frame.f_back
+    return twin
 
 
 def in_notebook() -> bool:

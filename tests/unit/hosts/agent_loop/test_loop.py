@@ -1,6 +1,7 @@
 """The agent loop: inputs that follow each other, events as they happen, and how an input ends early."""
 
 import _thread
+import asyncio
 import gc
 import threading
 import weakref
@@ -19,6 +20,8 @@ from grue.hosts import agent_loop
 from grue.hosts.agent_loop import AgentLoop, LoopEvent, ToolEnded, ToolStarted, Words
 from grue.hosts.agent_loop.events import EventFeed
 from grue.protocol.tools.results import success
+from grue.runtime.loops import sync_edge
+from grue.runtime.loops.sync_edge import BlockingInsideEventLoopWarning
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, Script, ScriptedLlmServer, silence, text_reply, tool_calls_reply
 
@@ -50,6 +53,16 @@ def test_each_input_knows_what_was_said_before() -> None:
         assert loop.last_outcome is not None
         assert loop.last_outcome.turn == 2
     assert roles == ["system", "user", "assistant", "tool", "assistant", "user"]
+
+
+def test_inside_an_event_loop_the_warning_names_the_loops_own_async_method() -> None:
+    async def web_view() -> str:
+        with looping([text_reply("Here.")]) as (loop, _):
+            return loop.run("Look.")
+
+    sync_edge._warned.clear()
+    with pytest.warns(BlockingInsideEventLoopWarning, match=r"Use AgentLoop\.run_async instead"):
+        assert asyncio.run(web_view()) == "Here."
 
 
 def test_words_and_tool_calls_are_reported_in_the_callers_thread_as_they_happen() -> None:
