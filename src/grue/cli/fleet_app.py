@@ -63,7 +63,7 @@ _RAY = typer.Option(
     None,
     metavar="auto|ADDRESS",
     help="With --engine ray: the address of the cluster; auto: the cluster that runs on this machine.",
-    show_default="start a cluster on this machine",
+    show_default="like auto, or start a cluster on this machine",
 )
 
 

@@ -71,7 +71,7 @@ class Accounts:
         self._ledger.close()
 
     def costs(self) -> Costs:
-        """Return the cost of earlier runs and of requests settled here: none, if requests have no limits."""
+        """Return the cost of earlier runs and of the requests that were settled here."""
         return Costs(self.broker.spent, self.broker.overloads, self.broker.refused)
 
     async def admitted(self, wanted: WantedRequest) -> Reservation | str:
@@ -182,26 +182,20 @@ class Claims:
                 self._accounts.settled(reservation, outcome)
 
     def lost(self) -> None:
-        """Give back all that the ended worker holds. A request under way costs the most that it can cost."""
+        """Give back all that the ended worker holds. A request under way costs its reservation."""
         for id_ in (*self._waiting, *self._given):
             self.give_back(id_, RequestOutcome())
 
 
 def add_to_ledger(folder: FleetFolder, episode: str, spent: Amount) -> None:
-    """Add an attempt's cost to the ledger in a run without limits, in which `Accounts` counts no requests.
-
-    Raises `TraceError` if the ledger cannot be written.
-    """
+    """Add an attempt's cost to the ledger in a run without limits on requests; may raise `TraceError`."""
     line = _Line("settled", episode, spent.requests, spent.tokens, round(spent.money_usd, 9))
     with contextlib.closing(LineFile(folder.path / LEDGER, "ledger")) as file:
         file.write(msgspec.json.encode(line))
 
 
 def read_ledger(folder: FleetFolder) -> Amount:
-    """Sum up a ledger. A request without a `settled` line costs its reservation.
-
-    Raises `FleetError` if the ledger is damaged or cannot be read.
-    """
+    """Sum up a ledger. A request without a `settled` line costs its reservation. May raise `FleetError`."""
     open_: dict[str, Amount] = {}
     spent = Amount()
     for line in _lines(folder.path / LEDGER):

@@ -101,15 +101,13 @@ class EpisodeRoom:
         result = self._results.get(key)
         if result is not None:
             return result.fault if result.status is None else Answered(result.status, bytes(result.body))
-        tries = self._again[key] + 1
+        tries, settings = self._again[key] + 1, endpoint.settings
         if (key, tries) not in self._asked:
-            wanted = WantedRequest(
-                model=endpoint.settings.model, prompt_bytes=len(body), max_tokens=llm.limit_in(body)
-            )
+            limit = llm.limit_in(body)
+            wanted = WantedRequest(model=settings.model, prompt_bytes=len(body), max_tokens=limit)
             permit = await self._count.admit_only(wanted)
             if isinstance(permit, str):
                 return not_sent(permit)
-            settings = endpoint.settings
             asked = _AskedOnFile(
                 key=key,
                 base_url=settings.base_url,
@@ -122,8 +120,7 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                # The cost is known only hours later. Without it, the broker charges the most possible.
-                permit.settle(RequestOutcome())
+                permit.settle(RequestOutcome())  # costs its reservation: the real cost is known hours later
         self.waits = True
         raise llm.RequestPostponed(key)
 
@@ -190,9 +187,8 @@ class FleetBatches:
         self._waiting[episode.name] = (episode, keys)
 
     def step(self, *, send: bool) -> list[str]:
-        """Continue the due polls for up to 0.2 s; return the ids of episodes that have all replies now."""
-        # With `send`, due polls also send the waiting requests. Raises `FleetError` if a provider refuses,
-        # sends nonsense or does not answer in time.
+        """Run the polls for up to 0.2 s; return the ids of episodes that have all replies now."""
+        # With `send`, new polls also send the waiting requests. Raises `FleetError` if a provider fails.
         if not self._waiting:
             return []
         for each in self._models.values():
@@ -201,11 +197,10 @@ class FleetBatches:
         if not polls and not send:
             return []
         if polls:
-            # Continue the polls until all have ended, or for `_LOOK_S`.
             self._where_no_loop_runs(lambda: self._runner.run(asyncio.wait(polls, timeout=_LOOK_S)))
         for each in self._models.values():
             each.end_poll()
-        self._take_in()
+        self._store_replies()
         ready = [name for name, (_, keys) in self._waiting.items() if not keys]
         for name in ready:
             del self._waiting[name]
@@ -243,15 +238,14 @@ class FleetBatches:
         with ThreadPoolExecutor(1) as thread:
             thread.submit(call).result()
 
-    def _take_in(self) -> None:
-        """Write each reply that has arrived into the folder of its episode."""
+    def _store_replies(self) -> None:
         for episode, keys in self._waiting.values():
             for item in list(keys):
                 found = filter(None, (each.files.result(item) for each in self._models.values()))
                 result = next(found, None)
                 if result is not None:
-                    # Writing fails if the work has removed the episode's folder. Then this reply is lost:
-                    # when the episode is played again, it sends a new request.
+                    # Writing fails, for example, if the work has removed the episode's folder. The episode is
+                    # then played again without this reply, and waits for it again.
                     with contextlib.suppress(TraceError):
                         _append(episode / REPLIES, [_Replied(key=keys[item], result=result)])
                     del keys[item]
@@ -312,10 +306,7 @@ class _Model:
 
 
 def _lines(path: Path, kind: type[T]) -> list[T]:
-    """Return a file's lines, without a last one that a kill has cut short; `[]`: the file is missing.
-
-    Raises `FleetError` if the file is damaged or cannot be read.
-    """
+    """Return a file's lines, except a last one cut short by a kill; `[]`: no file. May raise `FleetError`."""
     try:
         written = read_regular(path)
         whole = written[: written.rfind(b"\n") + 1]

@@ -324,9 +324,7 @@ class Broker(Struct):
         if rate is None or not self._starts:
             return 0.0
         between_s = 60 / (rate * _MARGIN)
-        # `many` is the number of requests a second, at least 1. If it is above 1, the pause between two of
-        # them may be shorter than the average, so that the rate is reached although some start late.
-        many = max(1, round(rate / 60))
+        many = max(1, round(rate / 60))  # requests a second
         soonest = self._starts[-1] + (between_s if many == 1 else between_s / _CATCH_UP)
         while len(self._starts) > many:
             self._starts.popleft()
@@ -359,8 +357,7 @@ class Broker(Struct):
     def _slow_down(self, retry_after_s: float | None, now: float) -> None:
         self.overloads += 1
         self._slow_start = False
-        if now - self._halved_at >= _LEAST_PAUSE_S:
-            # Requests under way together report the same overload, so halve the window at most once a second.
+        if now - self._halved_at >= _LEAST_PAUSE_S:  # requests under way together report the same overload
             self.window = max(1.0, self.window / 2)
             self._halved_at = now
         pause_s = min(max(retry_after_s or 0.0, _LEAST_PAUSE_S), _MOST_PAUSE_S)

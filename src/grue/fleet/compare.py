@@ -72,10 +72,7 @@ class Cell(Struct, frozen=True):
 
     @classmethod
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
-        """Parse `DIR` or `DIR:SETTING=VALUE,...`. Without `DIR`, the folder is that of `other`.
-
-        Raises `FleetError` if the folder is not a fleet's.
-        """
+        """Parse `DIR` or `DIR:SETTING=VALUE,...`. Without `DIR`, take `other`'s. Raises `FleetError`."""
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
         fleet = other.fleet if other is not None and not place else Path(place)
@@ -230,7 +227,6 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     def is_worse(self, margin: float) -> bool | None:
         """Return whether B loses `margin` or more; `None`: it cannot be told."""
-        # `True`: the whole interval is below 0, and the mean loss is at least `margin`.
         found = _turned(self.measures[0].difference, self.lower_is_better)
         if found.high < 0 and found.mean <= -margin:
             return True
@@ -506,7 +502,6 @@ def _signs(changes: Sequence[CaseChange], groups: list[int], *, lower_is_better:
 
 
 def _measures(sides: _Sides, groups: list[int], options: Options, *, bare: bool) -> list[Measure]:
-    """Return the means and the difference of the score, and of other figures that are known and not all 0."""
     scores = [side.score(each) or 0.0 for side in sides for each in side.episodes]
     figures: list[tuple[str, list[list[float] | None]]] = [
         ("score", [side.means(side.score) for side in sides]),
@@ -594,7 +589,6 @@ def _require_cases(keys: Sequence[str], sides: _Sides, compared: dict[str, Any],
 
 
 def _compared(first: Sequence[Result], second: Sequence[Result]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that have one value in all of `first` and another one in all of `second`."""
     sides = [[each.planned for each in side if each.outcome != "damaged"] for side in (first, second)]
     found: dict[str, tuple[Any, Any]] = {}
     for name in dict.fromkeys(name for side in sides for settings in side for name in settings):
@@ -617,7 +611,7 @@ def case_key(result: Result, no_case: AbstractSet[str]) -> str:
 
 
 def _groups(keys: Sequence[str], cluster: Sequence[str]) -> list[int]:
-    """Return the number of each case's group; if `cluster` is empty, each case is a group."""
+    """Return the number of each case's group."""
     if not cluster:
         return [*range(len(keys))]
     numbers: dict[str, int] = {}

@@ -125,10 +125,7 @@ def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
 
 
 def read_said(trace: Path) -> tuple[str, str]:
-    """Return the last question and its answer, each cut to 2**20 characters.
-
-    Raises `TraceError` if the trace is missing or damaged.
-    """
+    """Return the last question and its answer, each cut to 2**20 characters; may raise `TraceError`."""
     question = answer = ""
     for line in open_episode(trace).lines():
         match line.envelope().body if line.tag in ("RunTurn", "TurnCompleted") else None:

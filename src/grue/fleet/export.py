@@ -420,10 +420,7 @@ def _add_course(row: EpisodeRow, course: Course | None) -> None:
 
 
 def export_tables(episodes: Iterable[EpisodeRow], target: Path) -> Exported:
-    """Write the tables as Parquet files into the folder `target`. Needs DuckDB.
-
-    Raises `FleetError` if a file cannot be written or DuckDB fails.
-    """
+    """Write the tables as Parquet files into the folder `target`. Needs DuckDB; may raise `FleetError`."""
     _folder(target)
     with _Tables(TABLES) as tables:
         # Use views, so that the rows are not held in memory. Each view is read only once.
@@ -449,9 +446,8 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = ()) -> Answer:
-    """Run a query on the tables `episodes`, `turns`, `calls` and `requests`. Needs DuckDB.
+    """Run a query on `TABLES`: the rows of `episodes` and those in the folders `exported`. Needs DuckDB.
 
-    The tables that the query names get the rows of the given episodes, and those in the folders `exported`.
     Raises `FleetError` if DuckDB refuses the query, for example.
     """
     wanted = {name: kind for name, kind in TABLES.items() if name in _WORDS.findall(sql.lower())}
@@ -563,10 +559,7 @@ def _folder(target: Path) -> None:
 
 
 def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write the samples, with `score` as reward, into `samples.jsonl` in `target`.
-
-    Raises `FleetError` if the file cannot be written.
-    """
+    """Write the samples, with `score` as reward, into `samples.jsonl` in `target`; may raise `FleetError`."""
     done = Exported(rows={"samples": 0})
     _folder(target)
     with os_errors_as(FleetError, f"write {target / SAMPLES}"), replacing(target / SAMPLES) as file:

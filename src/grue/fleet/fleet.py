@@ -60,8 +60,9 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
         servers: The cap on MCP server processes of each machine.
         batching: Send requests through the providers' batch APIs, which are cheaper but may take a day;
             `None`: send each request by itself. The fleet's folder holds the requests, not `Batching.folder`.
-        ray: Address of the Ray cluster, or `auto` for the cluster that runs on this machine; `None`: start a
-            cluster on this machine. Only for the engine `ray`.
+        ray: For the engine `ray`: the cluster's address, or `auto` for the cluster that `RAY_ADDRESS` names
+            or that runs on this machine. `None`: like `auto`, but if there is no cluster, start one here. Not
+            used if the program has called `ray.init`.
 
     Raises:
         MCPConfigError: A value has a wrong type, or the time limit is not above 0.

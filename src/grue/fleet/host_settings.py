@@ -136,7 +136,6 @@ def files_digest(folders: Sequence[Path]) -> str:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files and links below a folder, but not those in the folders of runs and fleets."""
     entries = sorted(folder.iterdir())
     left_out = not_of_the_workspace(str(folder), [entry.name for entry in entries])
     for entry in entries:
@@ -150,8 +149,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
     """Return what does not belong to a workspace: runs, fleets, special files."""
-    # A run or fleet must not change an episode's identity; and a copy into a fleet in the workspace would
-    # never end.
+    # Runs must not change an episode's identity, and a copy into a fleet in the workspace would never end.
     return {name for name in names if _is_left_out(Path(folder, name))}
 
 

@@ -109,8 +109,7 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
-        """Return the SHA-256 of a case's files, by setting; a list of files has a single one."""
-        # A setting is left out if none of its files exists.
+        """Return a SHA-256 for each setting in `names` that names an existing file, or a list with one."""
         found: dict[str, str] = {}
         for name in names:
             value = case.settings.get(name)

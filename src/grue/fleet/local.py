@@ -41,7 +41,7 @@ _PRELOADED = (
     "grue.actors.llm",
     "grue.transports.mcp.process_wire",
 )
-# Preloaded too if server processes are capped: each worker then imports the MCP SDK for most of a second.
+# Preloaded too if server processes are capped: importing the MCP SDK takes each worker most of a second.
 _PRELOADED_FOR_SERVERS = ("grue.transports.mcp.client", "grue.transports.mcp.sdk")
 
 # How long a worker may take to import the program and to connect; and how long all starts may fail, while no
@@ -186,10 +186,7 @@ class LocalEngine:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
-        """Wait until a worker reports, ends or is late, a failed start may be repeated, or `_wake` is used.
-
-        Then look at each worker.
-        """
+        """Wait until a worker reports, ends or is late, a start may be repeated, or `_wake` is used."""
         soonest = min(worker.until for worker in self._workers) if self._workers else math.inf
         if self._jobs and self._failing_since < math.inf:
             soonest = min(soonest, self._start_at)
@@ -249,8 +246,6 @@ class LocalEngine:
 
 
 class _Worker:
-    """A worker process as the engine sees it."""
-
     def __init__(self, context: Any, place: Place) -> None:
         _need_descriptors()
         self.channel, theirs = context.Pipe()

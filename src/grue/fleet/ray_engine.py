@@ -44,17 +44,17 @@ class RayBroker:
         self._running.add(attempt)
 
     async def ask(self, machine: str, attempt: str, id_: int, wanted: WantedRequest | None) -> str:
-        """Wait until a request, or a server process on `machine`, may start; see `Claims.answer`."""
+        """Wait until a request, or a server process on `machine`, may start; return why it may not, or ""."""
         claims = self._claims.setdefault(attempt, Claims(self._accounts, attempt, machine))
         return await claims.answer(id_, wanted, claims.begin(id_))
 
     async def give_back(self, attempt: str, id_: int, outcome: RequestOutcome) -> None:
-        """Record that a request or server has ended, or is not wanted any more; see `Claims.give_back`."""
+        """Record that a request or server has ended, or is not wanted any more."""
         if attempt in self._claims:
             self._claims[attempt].give_back(id_, outcome)
 
     async def lost(self, attempt: str) -> None:
-        """Give back all that an attempt holds, because the attempt has ended; see `Claims.lost`."""
+        """Give back all that an attempt holds, because the attempt has ended."""
         self._running.discard(attempt)
         if attempt in self._claims:
             self._claims.pop(attempt).lost()
@@ -67,8 +67,7 @@ class RayBroker:
 class RayEngine:
     """Makes attempts on a Ray cluster. Raises `FleetError` if the cluster or the ledger is unusable."""
 
-    # The machines see the fleet's folder at the same path. `workers` 0: as many as the cluster has cores.
-    # `address` `auto`: the cluster that runs on this machine; `None`: start one here.
+    # `workers` 0: as many as the cluster has cores. `address`: see `FleetOptions.ray`.
 
     def __init__(
         self,

@@ -27,8 +27,6 @@ _MOST_NAME = 300
 
 
 class _Scale(Struct, frozen=True, kw_only=True):
-    """How the episodes are reported: by which score, in which cells."""
-
     score: str
     failed_as: float  # the value with which a failed episode counts
     passing: Passing

@@ -108,10 +108,7 @@ _LINES = msgspec.json.Decoder(_IndexLine)
 
 
 def results(fleet: Path) -> Iterator[Result]:
-    """Yield a `Result` for each episode that a fleet has begun, sorted by id.
-
-    Raises `FleetError` if the folder is not a fleet's.
-    """
+    """Yield a `Result` for each episode that a fleet has begun, sorted by id; may raise `FleetError`."""
     require_fleet(fleet)
     known, read = _read_index(fleet / INDEX), []
     for episode in FleetFolder(fleet).episodes():
@@ -156,7 +153,6 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
         return found
     named = {id_: place for place, id_ in enumerate(folder.named())}
     found = [each for each in found if each.version in ("", version)]
-    # Of episodes that differ only in the content of files, keep the one that was last part of a run.
     newest: dict[bytes, Result] = {}
     for each in found:
         case = [each.settings, each.repetition] if each.work else each.id  # else `case.json` is unreadable

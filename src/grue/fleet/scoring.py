@@ -1,8 +1,8 @@
 """Run scorers over the finished episodes of a fleet, on the engine that also plays episodes.
 
-Run again, the command tries again what failed, timed out or was over budget. Episodes that are not finished,
-or whose trace was not kept, are only counted. The cost is in a ledger of its own, `DIR/scores/ledger.jsonl`,
-so that judging does not use up the budget of playing.
+A second run tries again what failed, timed out or was over budget. Episodes that are not finished, or whose
+trace was not kept, are only counted. The cost is in a ledger of its own, `DIR/scores/ledger.jsonl`, so that
+judging does not use up the budget of playing.
 """
 
 import contextlib
@@ -166,15 +166,8 @@ class _Verdict(Struct, frozen=True, forbid_unknown_fields=True):
 def _judged(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path) -> tuple[float, str]:
     """Return the judge's verdict, from the cache if the judge was asked the same before."""
     settings = chosen_endpoint(llm_settings(GameConfiguration.of_project()), scorer.base_url, scorer.model)
-    asked = [
-        name,
-        scorer.version,
-        scorer.judge,
-        settings.base_url,
-        settings.model,
-        finished.question,
-        finished.answer,
-    ]
+    judged = (finished.question, finished.answer)
+    asked = [name, scorer.version, scorer.judge, settings.base_url, settings.model, *judged]
     file = cache / f"{hashlib.sha256(msgspec.json.encode(asked)).hexdigest()}.json"
     with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
         known = msgspec.json.decode(read_regular(file, _MOST_CACHED_BYTES), type=_Verdict)
@@ -225,10 +218,7 @@ class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_scoring(written: str) -> Scoring:
-    """Read scorers from a TOML file, or make one of `module:function`.
-
-    Raises an `MCPError` if the file cannot be read, or a scorer or a limit cannot be used.
-    """
+    """Read scorers from a TOML file, or make one of `module:function`; may raise an `MCPError`."""
     if not written.endswith(".toml") and ":" in written:
         scoring = Scoring(scorer={written.rpartition(":")[2]: Scorer(function=written)})
     else:

@@ -108,8 +108,7 @@ def mean_intervals(figures: Sequence[Sequence[float]], groups: Sequence[int] | N
     if count < 2:
         raise ValueError("an interval needs two cases that do not depend on each other")
     means = sums.sum(axis=1) / sizes.sum()
-    # How much each group moves the overall mean, `sum(sums) / sum(sizes)`: positive if the group's own mean
-    # is above the overall mean, and larger for a larger group.
+    # How much each group moves the overall mean; positive if the group's own mean is above it.
     pulls = (sums - means[:, None] * sizes) / sizes.mean()
     student = float(special.stdtrit(count - 1, (1 + LEVEL) / 2))
     drawn = _resampled(np, sums, sizes)

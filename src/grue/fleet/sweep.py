@@ -265,7 +265,6 @@ def _wrong_axis(document: dict[str, Any]) -> str:
 
 
 def _of_msgspec(file: _File, error: msgspec.ValidationError) -> FleetError:
-    """Return msgspec's `error` about a wrong key or value as an error that names the file and the line."""
     keys, said = problem_of(error)
     where = str(error).partition(" - at `$")[2].strip(".`")
     unknown = re.search(r"contains unknown field `([^`]*)`", said)

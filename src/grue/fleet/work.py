@@ -186,7 +186,7 @@ def name_of(function: Work) -> str:
 
 
 def find_work(name: str) -> KnownWork:
-    """Import a work, given as `module:function`, `/path/of/file.py:function` or a host's short name.
+    """Import a work: `module:function`, `/path/of/file.py:function` or a host's short name.
 
     Raises `FleetError` if there is no such function, its module cannot be imported, or it is `async`.
     """
@@ -201,10 +201,7 @@ def find_work(name: str) -> KnownWork:
 
 
 def find_function(name: str) -> Any:
-    """Import a function, given as `module:function` or `/path/of/file.py:function`.
-
-    Raises `FleetError` if there is no such function, or its module cannot be imported.
-    """
+    """Import a function: `module:function` or `/path/of/file.py:function`. May raise `FleetError`."""
     if not _FUNCTION.fullmatch(name):
         raise FleetError(f"{name!r} names no function: write module:function.")
     place, _, attribute = name.rpartition(":")

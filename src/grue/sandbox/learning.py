@@ -54,11 +54,7 @@ class Watch:
         self.homes: dict[str, None] = {}  # values of `HOME`, never proposed as a whole
 
     def proposal(self, *, cwd: str) -> Sandbox:
-        """Return a narrow box for what was recorded. It does not open the folders of `left_out()` as a whole.
-
-        If the program read or started six or more files of a folder, or any file in a folder of packages such
-        as `node_modules`, the box opens the whole folder, unless it is too wide. `cwd` is written as `.`.
-        """
+        """Return a narrow box for what was recorded, without the folders of `left_out`; `cwd` becomes `.`."""
         written = self._reduced([path for path in self.written if not self._is_open(path, WRITE_FILE)])
         read = [
             path
@@ -92,7 +88,7 @@ class Watch:
         return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Replace six or more files, or any in a folder of packages, by the folder, unless it is too wide."""
+        """Take a whole folder for six paths in it (of packages: for one), unless the folder is too wide."""
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120

@@ -353,10 +353,7 @@ def _workspace(cwd: str) -> str:
 
 
 def _refuse_planted(chain: Sequence[str], changeable: Sequence[str]) -> None:
-    """Refuse a link or script in a `changeable` folder that leads out, except to an interpreter.
-
-    The boxed program may have made it, to have its next box open a file outside.
-    """
+    """Refuse a link or script in a `changeable` folder that leads out, except to an interpreter."""
     for path, then in itertools.pairwise(chain):
         allowed = _is_interpreter(then) or _leads_through(then, changeable)
         if not allowed and _leads_through(path, changeable):

@@ -255,11 +255,7 @@ def _sockets(wanted: Wanted) -> list[bytes]:
 
 
 def _pairs(wanted: Wanted) -> list[bytes]:
-    """Return the code that checks `socketpair(family, type, protocol)`.
-
-    Without `unix_sockets`, pairs of datagram sockets are refused: with `sendto`, a program could send through
-    either socket to any other Unix socket.
-    """
+    # A pair of datagram sockets needs `unix_sockets`: with `sendto`, either one reaches any Unix socket.
     kinds = (_STREAM, _SEQPACKET, *((_DGRAM,) if wanted.unix_sockets else ()))
     code = [_stmt(_LOAD, _low(0)), _jump(_EQUAL, _AF_UNIX, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
     code += [_stmt(_LOAD, _low(1)), _stmt(_AND, _SOCK_TYPE)]
@@ -278,13 +274,8 @@ def _routes() -> list[bytes]:
 
 
 def _if_bits(argument: int, bits: int) -> list[bytes]:
-    return [
-        _stmt(_LOAD, _low(argument)),
-        _stmt(_AND, bits),
-        _jump(_EQUAL, 0, 1, 0),
-        _stmt(_RETURN, _ERRNO | EPERM),
-        _stmt(_RETURN, _ALLOW),
-    ]
+    code = [_stmt(_LOAD, _low(argument)), _stmt(_AND, bits), _jump(_EQUAL, 0, 1, 0)]
+    return [*code, _stmt(_RETURN, _ERRNO | EPERM), _stmt(_RETURN, _ALLOW)]
 
 
 def _if_equal(argument: int, *values: int) -> list[bytes]:
@@ -303,21 +294,12 @@ def _only(*values: int) -> list[bytes]:
 
 def _limit_is_set() -> list[bytes]:
     """Return BPF code for `prlimit64(pid, limit, new, old)`: refuse any `pid` but 0, and a new RTTIME."""
-    return [
-        _stmt(_LOAD, _low(0)),
-        _jump(_EQUAL, 0, 1, 0),
-        _stmt(_RETURN, _ERRNO | EPERM),
-        _stmt(_LOAD, _low(1)),
-        _jump(_EQUAL, _RLIMIT_RTTIME, 1, 0),
-        _stmt(_RETURN, _ALLOW),
-        # Check both halves of the pointer: the lower half of a valid address can be 0 too.
-        _stmt(_LOAD, _low(2)),
-        _jump(_EQUAL, 0, 0, 3),
-        _stmt(_LOAD, _low(2) + 4),
-        _jump(_EQUAL, 0, 0, 1),
-        _stmt(_RETURN, _ALLOW),
-        _stmt(_RETURN, _ERRNO | EPERM),
-    ]
+    code = [_stmt(_LOAD, _low(0)), _jump(_EQUAL, 0, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
+    code += [_stmt(_LOAD, _low(1)), _jump(_EQUAL, _RLIMIT_RTTIME, 1, 0), _stmt(_RETURN, _ALLOW)]
+    # Check both halves of the pointer: the lower half of a valid address can be 0 too.
+    code += [_stmt(_LOAD, _low(2)), _jump(_EQUAL, 0, 0, 3)]
+    code += [_stmt(_LOAD, _low(2) + 4), _jump(_EQUAL, 0, 0, 1)]
+    return [*code, _stmt(_RETURN, _ALLOW), _stmt(_RETURN, _ERRNO | EPERM)]
 
 
 def _low(argument: int) -> int:
