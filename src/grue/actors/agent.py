@@ -21,7 +21,6 @@ from grue.runtime.trace.recorder import Envelope
 _MANY = 50
 Check: TypeAlias = Callable[[str], m.AnswerAccepted | m.AnswerRefused]  # an exception crashes the agent
 
-
 _CLOSING_S = 5.0
 
 
@@ -68,9 +67,8 @@ class AgentActor(Actor[m.TurnEvent]):
     def may_presume(self) -> bool:
         """Whether `is_presuming` may become true later: the agent still waits for `ToolSupportChecked`."""
         state = self._state
-        return isinstance(state, s.AwaitingSupport) or (
-            isinstance(state, s.AwaitingSessions) and state.asking
-        )
+        asking = isinstance(state, s.AwaitingSessions) and state.asking
+        return asking or isinstance(state, s.AwaitingSupport)
 
     @property
     def awaits_model(self) -> bool:

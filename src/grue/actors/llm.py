@@ -153,10 +153,8 @@ class Asking:
         )
         permit: exchange.Permit | str | None = None
         if self._room is None:  # otherwise nothing is sent now: the request goes to the provider in a batch
-            model = self._endpoint.settings.model
-            wanted = exchange.WantedRequest(
-                model=model, prompt_bytes=len(body), max_tokens=settings.max_tokens
-            )
+            model, most = self._endpoint.settings.model, settings.max_tokens
+            wanted = exchange.WantedRequest(model=model, prompt_bytes=len(body), max_tokens=most)
             permit = await exchange.permit_for(wanted)
         if isinstance(permit, str):
             fault = exchange.not_sent(permit)
@@ -552,7 +550,6 @@ class LlmActor(Actor[m.LlmCommand]):
             lent.encoded.adopt(profile, model)
         before = lent.encoded.tools
         conversation = await lent.ask(command, long=self._long_reply or envelope.is_long)
-
         if lent is self._lent and not command.aside:
             self._report_thoughts(lent, say)
         changed = None if command.aside else offer_changed(command, before, lent.encoded.tools)

@@ -371,9 +371,8 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
         mark = error.problem_mark or error.context_mark
         line = first_line + (mark.line if mark else 0)
         problem = error.problem or error.context or "it cannot be read"
-        raise MCPConfigError(
-            f"{path}, line {line}: not valid YAML: {problem}.", path=str(path), line=line
-        ) from error
+        fault = f"{path}, line {line}: not valid YAML: {problem}."
+        raise MCPConfigError(fault, path=str(path), line=line) from error
     except yaml.YAMLError as error:
         raise file_error(path, "is not valid YAML: it has a character that YAML does not allow.") from error
     except RecursionError as error:
@@ -443,9 +442,8 @@ class _Reading:
             key = self._text(key_node)
             path = (*keys, key)
             if key in found:
-                raise self._error(
-                    key_node, f"the key {key!r} is there twice, first in line {self.lines[path]}"
-                )
+                twice = f"the key {key!r} is there twice, first in line {self.lines[path]}"
+                raise self._error(key_node, twice)
             self.lines[path] = self._line(key_node)
             found[key] = self.value(value_node, path)
         return found

@@ -292,11 +292,9 @@ class MCPConfig(pydantic.BaseModel):
     @pydantic.field_validator("mcpServers", mode="before")
     @classmethod
     def _leave_out_disabled(cls, servers: Any) -> Any:
-        return (
-            {k: v for k, v in servers.items() if not _disabled(v)}
-            if isinstance(servers, Mapping)
-            else servers
-        )
+        if not isinstance(servers, Mapping):
+            return servers
+        return {name: entry for name, entry in servers.items() if not _disabled(entry)}
 
     @classmethod
     def from_file(

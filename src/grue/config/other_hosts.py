@@ -131,9 +131,8 @@ class _Copy:
             return value if _HARMLESS.fullmatch(value) else self._variable(name, value)
         # `PATH` may have folders beside `${PATH}`. With other text beside a `${...}`, replace a value whole.
         beside = [part for text in _beside(value) for part in re.split(r"[:;,]", text) if part]
-        return (
-            self._expressions(value) if all(map(_HARMLESS.fullmatch, beside)) else self._variable(name, value)
-        )
+        harmless = all(map(_HARMLESS.fullmatch, beside))
+        return self._expressions(value) if harmless else self._variable(name, value)
 
     def _secret(self, name: str, value: str) -> str:
         whole = "${" not in value or any(_beside(value))

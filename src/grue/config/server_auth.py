@@ -109,9 +109,8 @@ def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str
             values["private_key"] = Path(config.private_key_file).read_text(encoding="ascii")
         except (OSError, ValueError) as error:  # ValueError: no ASCII text, or a NUL character in the path
             reason = getattr(error, "strerror", None) or "it is not a PEM file"
-            raise MCPConfigError(
-                f"MCP server {name!r}: private_key_file cannot be read: {reason}."
-            ) from error
+            fault = f"MCP server {name!r}: private_key_file cannot be read: {reason}."
+            raise MCPConfigError(fault) from error
     try:
         return OAuth(**values)
     except MCPConfigError as error:

@@ -58,10 +58,8 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
         if not path.exists() and not path.is_symlink():
             return None
         if not path.is_file():
-            why = (
-                "it is not a regular file" if path.exists() else "it is a link to a file that does not exist"
-            )
-            raise MCPConfigError(f"Cannot read {str(path)!r}: {why}.", path=str(path))
+            kind = "not a regular file" if path.exists() else "a link to a file that does not exist"
+            raise MCPConfigError(f"Cannot read {str(path)!r}: it is {kind}.", path=str(path))
     document = read_own_json(path)
     version = document.value.get("version") if isinstance(document.value, dict) else None
     if isinstance(version, int) and version > _VERSION:

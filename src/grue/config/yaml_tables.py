@@ -78,9 +78,8 @@ def servers_of(
             raise document.error((*keys, "config_file"), both)
         if table.enabled:
             servers = tool_servers(MCPConfig.from_file(document.path.parent / table.config_file, named=True))
-            return servers, frozenset(
-                name for name, each in servers.items() if each.options.required is False
-            )
+            optional = [name for name, each in servers.items() if each.options.required is False]
+            return servers, frozenset(optional)
     if not table.enabled or not table.servers:
         return {}, frozenset()
     entries = {

@@ -175,8 +175,7 @@ def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> Answ
     schema = bare if was_wrapped else form.schema
 
     def convert(found: object) -> object:
-        # Imported here, because `json_schema` imports the schema validator, which few programs need.
-        from grue.protocol.tools.json_schema import fault_of
+        from grue.protocol.tools.json_schema import fault_of  # imports a validator that few programs need
 
         fault = fault_of(schema, found)
         if fault is not None:

@@ -293,8 +293,7 @@ def _fault(question: ApprovalQuestion, decision: ApprovalDecision) -> str | None
         return arguments
     if question.input_schema is None:
         return None
-    # Imported here, because `json_schema` imports the schema validator, which few programs need.
-    from grue.protocol.tools.json_schema import fault_of
+    from grue.protocol.tools.json_schema import fault_of  # imports a validator that few programs need
 
     return fault_of(question.input_schema, arguments)
 

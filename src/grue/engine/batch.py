@@ -234,7 +234,7 @@ def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
         return started
     if isinstance(started, MCPError):
         raise started
-    started.join()  # a Ctrl-C during this wait ends all turns
+    started.join()
     try:
         return BatchItem(index=index, outcome=started.result())
     except Exception as error:  # noqa: BLE001 - a failed turn must not end the others

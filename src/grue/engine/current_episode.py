@@ -123,8 +123,7 @@ class Episode:
     async def _open(self, group: TaskGroup) -> AsyncIterator[None]:
         self._slots = [self.resources] * self._at_once
         if self._sessions != "fresh":
-            # Import `SessionPool` here: turns with fresh sessions do not need it, and the import takes time.
-            with importing():
+            with importing():  # it takes time, and turns with fresh sessions do not need it
                 from grue.tool_sessions.session_pool import SessionPool
 
             self._pools = [
@@ -224,7 +223,7 @@ class CurrentEpisode:
         self._alone: weakref.WeakSet[interrupts.Interruptible] = weakref.WeakSet()
 
     def run(self, work: Work[T]) -> T:
-        """Run a turn and return its result, blocking. An episode runs turns in the order of submission."""
+        """Run a turn and return its result, blocking."""
         if self._recorder.telling == threading.get_ident():
             self._recorder.refuse_observers()
         if not self.lasting and self._episode is None:
@@ -266,7 +265,7 @@ class CurrentEpisode:
         except BaseException:
             self._leave(episode)
             raise
-        # The reference is weak: a host that keeps only `call` must not keep this object and its loop alive.
+        # A weak reference: a host that keeps an ended `call` must not keep this object and its loop alive.
         lost = weakref.ref(self)
 
         def leave(_: object) -> None:
@@ -311,7 +310,7 @@ class CurrentEpisode:
             raise TurnCancelled(ErrorTexts().ended_early) from None
 
     def _until_closed(self, work: Work[T], resources: TurnResources) -> Awaitable[T]:
-        """Do `work` in a loop that is not an episode's. `close` can cancel it."""
+        """Do `work`, which `close` can cancel, in a loop that is not an episode's."""
         alone = interrupts.Interruptible()
         with self._lock:
             self._alone.add(alone)

@@ -13,8 +13,6 @@ class DeskPast(Past[EpisodeStarted]):
 
 past = DeskPast.read("runs/1", needed=(Assigned,))
 ```
-
-A resumed episode does not run a turn again if the trace has a result of the turn that the host can use.
 """
 
 from collections.abc import Container, Mapping

@@ -121,7 +121,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
-        """Return the state, before that, of each server that the recorded turn disabled after the fork."""
+        """Return the state at the fork of each server that the recorded turn disabled later."""
         states: dict[m.ServerName, Settled] = {}
         for server, disabled in self._disabled.items():
             attempts = len(self._failures.get(server, ()))

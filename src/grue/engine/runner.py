@@ -1,7 +1,6 @@
 """`Runner`: the public entry for running turns. It holds the settings and passes each turn to an event loop.
 
-Between turns a runner keeps no session and no event loop, unless `keep` says otherwise. Among other things it
-remembers the last turn's number, the state of each server, and what was spent.
+Between turns a runner keeps no session and no event loop, unless `keep` says otherwise.
 """
 
 from __future__ import annotations
@@ -135,9 +134,7 @@ class Runner(AsyncToolAccess, Closing):
         self._memory = turns.EpisodeMemory()
         self._traces: list[TraceWriter] = []
         self._spending = turns.Spending()
-        self._episode = CurrentEpisode(
-            self._wiring.endpoint, self.recorder, sessions, lasting=keep != "nothing"
-        )
+        self._episode = CurrentEpisode(wiring.endpoint, self.recorder, sessions, lasting=keep != "nothing")
         self._batches: weakref.WeakSet[Episode] = weakref.WeakSet()
         self._trace = None if trace is None else OwnTrace(trace, self.recorder)
 
@@ -411,7 +408,7 @@ class Runner(AsyncToolAccess, Closing):
             TraceError: The trace cannot be read, or a secret was removed from the turn before the fork.
             MCPError: As `run_turn`; or the trace has no such turn, message or call.
         """
-        from grue.engine.fork import ForkedRun, ForkRequest  # imported here, because few programs need it
+        from grue.engine.fork import ForkedRun, ForkRequest  # few programs need it
 
         asked = ForkRequest(
             trace=trace,
@@ -435,8 +432,7 @@ class Runner(AsyncToolAccess, Closing):
         decisions: Iterable[policies.ApprovalDecision],
         asked: dict[str, Any],
     ) -> AbstractContextManager[turns.HostTurn[Any]]:
-        # imported here, because few programs need it
-        from grue.engine.conversations.resume import ResumeRequest, resumed_run
+        from grue.engine.conversations.resume import ResumeRequest, resumed_run  # few programs need it
 
         given = tuple(decisions) if isinstance(decisions, Iterable) else (decisions,)
         request = ResumeRequest(trace=trace, decisions=given, **asked)
@@ -502,7 +498,7 @@ class Runner(AsyncToolAccess, Closing):
                 0, or both `batch` and `resume_from` are given.
             MCPConfigError: `requests` is a single request instead of an iterable of requests.
         """
-        with importing():  # imported here, so that a program's first turn does not wait for the import
+        with importing():  # so that a program's first turn does not wait for the import
             from grue.engine.batch import Batch, CompletedTurns, run_batch, with_bar
 
         if isinstance(requests, str | TurnRequest) or {"__iter__", "__getitem__"}.isdisjoint(dir(requests)):
@@ -524,8 +520,7 @@ class Runner(AsyncToolAccess, Closing):
         plan = Batch(begin=begin, settings=self._settings(), concurrency=concurrency, resume_from=earlier)
         items: Iterator[BatchItem[TurnOutcome[T]]] = run_batch(requests, plan)  # begins at its first item
         if batch is not None:
-            # imported here, because few programs need it
-            from grue.engine.waiting_turns import run_waiting
+            from grue.engine.waiting_turns import run_waiting  # few programs need it
 
             if not isinstance(batch, policies.Batching):
                 batch = policies.Batching(folder=str(as_path(batch, "map(batch=)")))
@@ -552,7 +547,7 @@ class Runner(AsyncToolAccess, Closing):
         return await self._episode.run_async(self._in_sessions(work), beside=True)
 
     def _in_sessions(self, work: SessionWork[V]) -> Work[V]:
-        with importing():  # imported here, because few runners need it
+        with importing():  # few runners need it
             from grue.engine.outside_turns.server_sessions import outside_turns
 
         return outside_turns(self._settings(), work)

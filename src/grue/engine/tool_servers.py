@@ -65,8 +65,7 @@ def _mcp_client(
     def became_task(tool: str, task: m.ToolTask) -> None:
         note(m.TaskCreated(server=m.ServerName(server.name), tool=tool, task=task), sender=server.name)
 
-    # Imported here, because a runner that has only function tools does not need it.
-    from grue.transports.mcp.client import McpClient
+    from grue.transports.mcp.client import McpClient  # a runner with only function tools does not need it
 
     pins = options.pinning
     if pins is not None:
@@ -181,7 +180,7 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, poli
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server, named after its key in `servers=`. Its tools' full names begin with this key."""
+    """Return the server; give an MCP server its key in `servers=` as its name."""
     if isinstance(server, McpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
@@ -349,8 +348,7 @@ class PresumedListings:
         if not self._may_remember(name) or not isinstance(server, McpServer):
             return None
         if name not in self._cached:
-            # imported here, because few programs need it
-            from grue.transports.mcp.listing import ListingCache
+            from grue.transports.mcp.listing import ListingCache  # few programs need it
 
             self._cached[name] = ListingCache().load(name, server)
         return self._cached[name]

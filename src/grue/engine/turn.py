@@ -50,12 +50,10 @@ from grue.tool_sessions.failures import failure_text
 
 R = TypeVar("R")
 
-_SHOWN_CHARS = 4000
-"""The most characters of an answer that a notebook shows."""
+_SHOWN_CHARS = 4000  # of each value that a notebook shows
 
 Image: TypeAlias = str | PathLike[str] | bytes
 """An image for the model: the path of a file, or its content."""
-
 
 _TEXTS = ("user", "system", "user_stub", "final_request", "repair_request")
 
@@ -302,7 +300,7 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
 
 
 class ProgressSource:
-    """The progress of a turn. A handle refers to this, not to the turn, which would keep the runner alive."""
+    """The progress of a turn. A handle refers to this object; the turn itself would keep the runner alive."""
 
     def __init__(self) -> None:
         self.actors: TurnActors | None = None
@@ -393,7 +391,7 @@ class EpisodeMemory:
             return self.turn
 
     def skip(self, number: int) -> None:
-        """Let later turns have numbers above `number`, which is the highest turn number in the trace."""
+        """Let later turns have numbers above `number`."""
         with self._lock:
             self._highest = max(self._highest, number)
 
@@ -415,7 +413,7 @@ class Spending:
         self._lock = threading.Lock()
 
     def add(self, requests: int, usage: m.Usage) -> None:
-        """Add what an ended turn has spent, even if it failed or was cancelled."""
+        """Add what an ended turn has spent."""
         with self._lock:
             self.spent = self.spent.plus(requests, usage)
 
@@ -446,7 +444,7 @@ class RestOfTurn(Spending):
 
 
 class TurnPostponed(Exception):  # noqa: N818 - named as the event it reports
-    """The turn waits for a provider's batch. Users never see this exception."""
+    """The turn waits for a provider's batch."""
 
     def __init__(self, waits: m.TurnWaits) -> None:
         super().__init__(f"turn {waits.turn} waits for a batch")
@@ -523,7 +521,7 @@ class HostTurn(Generic[T]):
     async def _run(self, number: int, resources: TurnResources) -> TurnOutcome[T]:
         settings, memory, request = self._settings, self._memory, self._request
         budget = settings.spending.spent.left(settings.budget, settings.limits.budget)
-        self._report_uncounted(number, budget, known=None)
+        self._report_uncounted(number, budget)
         started = anyio.current_time()
         check = AnswerCheck(self.answer)
         images: tuple[m.Attachment, ...] = ()
@@ -553,13 +551,12 @@ class HostTurn(Generic[T]):
                 self.progress.leave()
                 if past.history is not None:
                     past.ran, past.end, past.last_request = True, actors.end, actors.last_request
-                # Store the states after a failure or a cancellation too, because the next turn has to know
-                # which servers were connected or disabled in this one.
+                # Also after a failure or a cancellation: the next turn has to know the servers' states.
                 memory.learn(actors.connections)
         if isinstance(end, m.TurnWaits):
             raise TurnPostponed(end)
         settings.spending.add(end.requests, end.usage)
-        self._report_uncounted(number, budget, known=end.usage.cost_usd is not None or not end.requests)
+        self._report_uncounted(number, budget, unpriced=end.requests > 0 and end.usage.cost_usd is None)
         match end:
             case m.TurnCompleted():
                 # A resumed turn or a fork may have the fallback only in its trace.
@@ -578,16 +575,13 @@ class HostTurn(Generic[T]):
             case _:
                 assert_never(end)
 
-    def _report_uncounted(self, number: int, budget: Budget, *, known: bool | None) -> None:
-        """Record, once, that a cost limit has no effect, because costs are not known.
-
-        `known`: whether the turn's replies said what they cost; `None`: there are no replies yet.
-        """
+    def _report_uncounted(self, number: int, budget: Budget, *, unpriced: bool = False) -> None:
+        """Record, once, that a cost limit has no effect. `unpriced`: the replies did not say their cost."""
         wiring, spending = self._settings.wiring, self._settings.spending
         if budget.cost_usd is None or wiring.endpoint is None or spending.said_uncounted:
             return
         endpoint = wiring.endpoint.uncounted(anyio.current_time())
-        if endpoint is not None and (endpoint.reports_cost is False or known is False):
+        if endpoint is not None and (unpriced or endpoint.reports_cost is False):
             spending.said_uncounted = True
             note = m.CostUncounted(
                 model=endpoint.settings.model, endpoint=endpoint.profile.name, limit_usd=budget.cost_usd
@@ -669,7 +663,6 @@ class HostTurn(Generic[T]):
 
     @contextlib.contextmanager
     def _past(self, number: int) -> Iterator[TurnPast]:
-        """Lend the turn's conversation to the turn's LLM actor within the block; yield its `TurnPast`."""
         if self.conversation is not None and self._request.history:
             raise ConversationError("A turn continues either a conversation or a history, not both.")
         wiring, kept = self._settings.wiring, self._continued(number)
@@ -690,10 +683,9 @@ class HostTurn(Generic[T]):
             yield past
 
     def _continued(self, number: int) -> KeptConversation | None:
-        if self.conversation is None and self._request.history:
-            return kept_conversation.given_conversation(
-                f"turn-{number}", self._request.system, self._request.history
-            )
+        request = self._request
+        if self.conversation is None and request.history:
+            return kept_conversation.given_conversation(f"turn-{number}", request.system, request.history)
         return self.conversation
 
     def _support_check(self) -> policies.SupportCheck:
@@ -739,10 +731,8 @@ def error_for(end: m.TurnFailed) -> MCPError:
         case m.DeadlineMissed(limit_s=limit_s, doing=doing, kept_s=kept_s):
             text = f"Turn {end.turn} did not end within {limit_s:g} s: it was {doing}."
             if kept_s:
-                text += (
-                    f" The work was stopped after {limit_s - kept_s:g} s: {kept_s:g} s of the limit are kept"
-                )
-                text += " for closing the servers."
+                text += f" The work was stopped after {limit_s - kept_s:g} s: {kept_s:g} s of the limit are"
+                text += " kept for closing the servers."
             text += (
                 "\nIf it needs longer, raise turn_timeout_s of the TurnRequest, or of the runner's TurnLimits"
                 f" ({policies.TURN_TIMEOUT_S:g} s by default); in pyproject.toml it is turn_timeout_seconds"

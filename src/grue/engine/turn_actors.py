@@ -50,7 +50,7 @@ OnDelta: TypeAlias = Callable[[m.TextDelta], None]
 
 _UNSENT_S = 1.0
 _SAVING_S = 1.0
-_STOP_GRACE_S = 0.05  # after a turn's end an actor can only be busy with a completion that nobody needs
+_STOP_GRACE_S = 0.05  # short, because nobody needs what an actor still does after the turn's end
 
 
 class TurnResources(Struct, frozen=True, kw_only=True):
@@ -65,7 +65,8 @@ class EarlyRequest:
     """Holds back texts and imports in a turn whose first request may be sent before the servers have started.
 
     The texts of the reply are held back because the reply may be dropped if the servers list other tools than
-    the request has offered. Imports of the MCP client, which block all threads, wait until it is written.
+    the request has offered. Imports of the MCP client, which block all threads, wait until the request is
+    written.
     """
 
     def __init__(self, on_delta: Callable[[m.TextDelta], None] | None) -> None:
@@ -203,7 +204,7 @@ class TurnActors:
         return () if self._agent is None else self._agent.said
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
-        """Run the turn and return its end. At its time limit the actors are cancelled, whatever they do."""
+        """Run the turn and return its end. At the turn's time limit the actors are cancelled."""
         # In a resumed turn each server's first connect counts as the first in the episode, as it does in a
         # new process. So if a server does not start, the turn stays parked, and no approval is lost.
         if self._command.resumed is None or self._past.noted is not None:
@@ -351,15 +352,13 @@ class TurnActors:
         command = self._command
         answers: dict[str, AnswersCall] = {}
         if command.references != "never":
-            # Imported here, because this actor is started only when a model calls one of its tools.
-            with importing():
+            with importing():  # this actor is started only when a model calls one of its tools
                 from grue.tool_sessions.result_reading import ResultReader
 
             reader = ResultReader(self._result_of, command.limits.max_result_chars)
             answers["read_result"] = reader.read_result
         if command.tool_search is not None:
-            # imported here, because few programs need it
-            from grue.tool_sessions.tool_search import ToolSearcher
+            from grue.tool_sessions.tool_search import ToolSearcher  # few programs need it
 
             searcher = ToolSearcher(
                 lambda: self._agent.tools if self._agent else (), command.tool_search.most
@@ -405,7 +404,7 @@ class TurnActors:
         unsaved = [] if self._wiring.presumed is None else self._wiring.presumed.unsaved()
         if not unsaved:
             return
-        from grue.transports.mcp.listing import ListingCache  # imported here, because few programs need it
+        from grue.transports.mcp.listing import ListingCache  # few programs need it
 
         def save() -> None:
             for server, seen in unsaved:
@@ -437,7 +436,7 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """Prewarm the next turn's sessions if the agent waits for the model. Called after each event."""
+        """Prewarm the next turn's sessions if the agent waits for the model."""
         if self._early is not None:
             self._early.stepped()
         pool, agent = self._resources.pool, self._agent
@@ -462,7 +461,6 @@ class TurnActors:
                 pool.prepare(name, self._fresh(name, beside=self._sampling.sampler), limit_s)
 
     def _sampler(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> Sampler | None:
-        """Return a sampler; `None`: the turn has no servers or allows no sampling."""
         limits = self._command.limits
         if not self._command.servers or not limits.max_samplings:
             return None

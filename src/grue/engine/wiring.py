@@ -105,7 +105,7 @@ class Wiring(Struct, frozen=True, kw_only=True):
     ) -> Wiring:
         """Return a wiring whose LLM actors continue the conversation `name`.
 
-        `first`: a recorded request, which they carry out before other commands.
+        `first`: a recorded request, which the actors carry out before other commands.
         """
         lender = self.lender
         encoded = EncodedConversation(lender.profile, model=lender.model, history=history)
@@ -257,15 +257,14 @@ class OwnTrace:
     def __init__(self, path: str | os.PathLike[str], recorder: Recorder) -> None:
         target = as_path(path, "trace=")
         self._recorder = recorder
-        # The host may use one recorder for several runners, one after the other.
+        # The host may use the recorder of a closed runner for another runner.
         recorder.remove(_CLOSED.pop(recorder, ()))
         before = len(recorder.observers)
         self._close: Callable[[], None]
         if target.suffix == ".jsonl":
             self._close = _write_file(target, recorder)
         else:
-            # imported here, because its imports take time
-            from grue.tracing.observers.run_folder import RunFolder, new_run_path
+            from grue.tracing.observers.run_folder import RunFolder, new_run_path  # its imports take time
 
             target = new_run_path(target)
             self._close = RunFolder(target, recorder, episode_id=target.name).close

@@ -135,8 +135,7 @@ class Conversation(Closing):
         """
         if not isinstance(name, str | None):
             raise MCPConfigError(f"from_trace() wants a conversation's id, name='turn-3', not {name!r:.60}.")
-        # imported here, because few programs need it
-        from grue.engine.conversations import recorded_conversation
+        from grue.engine.conversations import recorded_conversation  # few programs need it
 
         kept, listings = recorded_conversation.resume_conversation(path, name)
         remember = getattr(runner, "remember", None)  # the host's own class of runner may lack this method

@@ -315,10 +315,8 @@ def _lines(path: Path, text: bytes | None) -> Iterator[tuple[int, Line | None, i
                 yield number, _LINES.decode(line) if line.endswith(b"\n") else None, size
                 number += 1
     except OSError as error:
-        why = os_cause(error)
-        raise ConversationError(
-            f"Cannot read the conversation file {path}: {why}.", path=str(path)
-        ) from error
+        fault = f"Cannot read the conversation file {path}: {os_cause(error)}."
+        raise ConversationError(fault, path=str(path)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _damaged(path, number, error_text(error)) from error
 
@@ -331,8 +329,8 @@ def _damaged(path: Path, line: int, why: str) -> ConversationError:
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
     """Return what to append to the file, so that its lines for the last turn become those in `produced`.
 
-    Lines that the file has already are not appended again; other lines are taken back by an `Undone`. `kept`:
-    the number of lines before the last turn. An empty line stands for a `Dropped`.
+    An `Undone` takes back the file's lines from the first that differs. `kept`: the number of lines before
+    the last turn. An empty line in `produced` stands for a `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

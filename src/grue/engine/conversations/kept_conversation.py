@@ -134,7 +134,7 @@ def _in_trace(
     with os_errors_as(TraceError, f"read the trace {trace}"):
         if not trace_in(trace).exists():
             return None
-    with importing():  # imported here, because few conversations need it
+    with importing():  # few conversations need it
         from grue.tracing.reading import open_episode
 
     found: m.ToolCallResult | None = None
@@ -362,11 +362,7 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def between_turns(self) -> Iterator[bool]:
-        """Let no turn start in the conversation within the block; yield whether `add` may be called.
-
-        `add` may not be called if a turn is running (the turn goes on), if a turn is parked or interrupted,
-        or if the conversation's file could not be written.
-        """
+        """Let no turn start in the conversation within the block; yield whether `add` may be called."""
         if not self._in_turn.acquire(blocking=False):
             yield False
             return
@@ -610,9 +606,8 @@ class KeptConversation:
     def _learn(self, encoded: EncodedConversation) -> None:
         # The model that answered may be one of the endpoint's fallback models.
         chain = () if self._endpoint is None else self._endpoint.chain
-        asked = (
-            each for each in chain if (each.settings.model, each.profile) == (encoded.model, encoded.profile)
-        )
+        now = encoded.model, encoded.profile
+        asked = (each for each in chain if (each.settings.model, each.profile) == now)
         first = next((each.first_profile for each in asked), None)
         if first is None and self._endpoint is not None:
             first = self._endpoint.first_profile

@@ -594,10 +594,7 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
 
 
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
-    """Return turn number `turn`, or for `None` the only turn that can be resumed.
-
-    Raises `NothingToResume` if the turn cannot be resumed, or for `None`, unless exactly one turn can.
-    """
+    """Return the turn `turn` if it can be resumed; `None`: the only such turn. Raises `NothingToResume`."""
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:
         return next(iter(usable.values()))

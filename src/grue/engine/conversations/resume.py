@@ -76,7 +76,6 @@ def parked_turns(path: str | PathLike[str]) -> list[m.TurnParked]:
 
 
 def _opened_writer(place: Path, recorder: Recorder) -> TraceWriter:
-    """Open the trace to append to it. Raises `TraceError` as `Runner.resume` does."""
     for other in writers_of(recorder):
         raise TraceError(f"The runner writes {other.path}. Resume {place} with a runner of its own.")
     reader = open_episode(place)

@@ -49,9 +49,8 @@ class CancellableConnection(WrappedConnection):
         """Call a tool. Raises `ToolRefusedError` if another task cancels the scope `calling`."""
         self.blocks = ()
         with self.calling or anyio.CancelScope():
-            result, self.blocks = await connections.call_with_blocks(
-                self._connection, tool, arguments, timeout_s
-            )
+            answer = connections.call_with_blocks(self._connection, tool, arguments, timeout_s)
+            result, self.blocks = await answer
             return result
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
 
@@ -201,8 +200,8 @@ class OwnedSession:
         if not self.alive or self._actor is None or self._client is None or self._group is None:
             return None
         self._calls += 1
-        # The definition of a tool that the server does not list has only the name.
-        unlisted = unlisted_tool(self._command.server, tool)
+        server = self._command.server
+        unlisted = unlisted_tool(server, tool)
         decided = definition or next((each for each in self.tools if each.tool == tool), unlisted)
         call = m.ServerCall(
             call_id=m.CallId(f"call_{self._calls}"),
@@ -210,9 +209,7 @@ class OwnedSession:
             arguments=arguments,
             definition=definition_digest(decided),
         )
-        batch = m.CallTools(
-            server=self._command.server, batch=m.BatchId(self._calls), calls=(call,), timeout_s=timeout_s
-        )
+        batch = m.CallTools(server=server, batch=m.BatchId(self._calls), calls=(call,), timeout_s=timeout_s)
         self._settled = self._loop.create_future()
         self._client.calling = anyio.CancelScope()
         before, self._group.turn = self._group.turn, turn or self._group.turn

@@ -284,10 +284,7 @@ class ServerSessions:
     async def _connected(
         self, name: m.ServerName, *, anew: bool = False
     ) -> m.SessionOpened | m.ServerFailure:
-        """Connect unless the last connect succeeded; with `anew`, also if the server has died since.
-
-        Return the outcome of this connect, or else of the last one.
-        """
+        """Connect unless the last connect succeeded; with `anew`, also if the server has died since."""
         state = self._states[name]
         seen = state.attempts
         async with state.lock:

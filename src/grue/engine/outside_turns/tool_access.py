@@ -1,7 +1,4 @@
-"""Tool calls outside turns, as a `Runner` and a `ToolClient` offer them.
-
-A `Runner` imports `server_sessions.py` at its first such call, because the import would delay its first turn.
-"""
+"""Tool calls outside turns, as a `Runner` and a `ToolClient` offer them."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from grue.policies import TurnLimits
 from grue.protocol.json_text import json_object
 from grue.runtime.safe_text import well_formed
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # at run time, the import would delay the first turn of a runner
     from grue.engine.outside_turns.server_sessions import ServerSessions, SessionWork
 
 T = TypeVar("T")

@@ -178,9 +178,8 @@ class ToolClient(ToolAccess):
                 # A forked child must not close the sessions: they are the parent's.
                 thread = loop.loop_thread
                 if not (loop.is_over or thread.is_here or thread.is_forked):
-                    loop.submit(lambda: sessions.close(hurried=hurried)).wait(
-                        force_kill=self._registry.kill_now
-                    )
+                    closing = loop.submit(lambda: sessions.close(hurried=hurried))
+                    closing.wait(force_kill=self._registry.kill_now)
             finally:
                 loop.close()
 
