@@ -224,7 +224,7 @@ def init(
         "--from",
         metavar="FILE",
         help="Copy the MCP servers from this configuration file of Claude, Cursor or another program "
-        "into mcp_config.json, without API keys; repeatable. If mcp_config.json exists already, the "
+        "into mcp_config.json, with variables in place of what may be an API key; repeatable. If mcp_config.json exists already, the "
         "entries to add to it are printed instead.",
         show_default="grue looks for the files of these programs. At a terminal it asks for each file "
         "whether to copy its servers; in a pipe it copies none, and prints a `grue init --from` command "
@@ -328,9 +328,9 @@ def add(
     If a server's description asks for an API key, mcp_config.json gets the name
     of an environment variable, such as ${API_KEY}. In place of a key in ARGUMENTS
     or in a URL, write such a name, too ('${API_KEY}'): the key itself would be
-    stored there. Paths of existing files become absolute. If this machine can
-    enforce sandboxes, a program that is not your own runs in one (see grue
-    sandbox). An OCI image runs in its own container instead.
+    stored there. A path in ARGUMENTS, such as ./docs, becomes absolute if it
+    exists. If this machine can enforce sandboxes, a program that is not your own
+    runs in one (see grue sandbox). An OCI image runs in its own container.
     """
     from grue.cli.add import Adding, add_server
 
@@ -708,9 +708,9 @@ def login(
 ) -> None:
     """Log in to an MCP server that has a URL.
 
-    The command prints an address, and opens it in a browser if there is one. It
-    waits up to five minutes until you have logged in there. Then it stores the
-    OAuth tokens, and prints where they are.
+    The command prints an address, and at a terminal on a machine with a screen it
+    opens the address in a browser. It waits up to five minutes until you have
+    logged in there. Then it stores the OAuth tokens, and prints where they are.
     """
     from grue.cli.login import login as log_in
 
@@ -740,13 +740,13 @@ def doctor(
 
     Each server is started, or contacted if it has a URL. The model and each of
     its fallback models get a few small requests. A reply has at most 400 tokens.
-    The exit status is 1 if something is wrong. If no model is named anywhere, and
-    there is no API key for the default one, no model is checked: the command says
-    so, and this is not wrong.
+    The exit status is 1 if something is wrong. If no model is named, and there is
+    no API key for the default one, no model is checked.
 
     If you give neither --model nor --base-url, and pyproject.toml has no table
     tool.grue.llm, the model is the first that a .py file in the working directory
-    names in the form LlmSettings(base_url="...", model="...").
+    names in the form LlmSettings(base_url="...", model="..."). Files test_*.py
+    are not read.
     """
     from grue.cli.doctor import examine
 

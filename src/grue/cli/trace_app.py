@@ -121,21 +121,19 @@ def trace_stats(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int
 def trace_cache(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int | None = _WIDTH) -> None:
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
-    A provider's prompt cache can serve the beginning of a prompt, as far as an
-    earlier prompt began in the same way. So each request is compared with an
-    earlier one of its conversation (in `grue play`, each turn is a conversation),
-    and should begin with that whole prompt. The first request of a conversation
-    is compared with the first request of the conversation before that asked the
-    same model, and should have the same tools and system prompt. A request that
-    differs sooner breaks off: the command shows the first difference, and the
-    message that caused it. The last three columns of the table are:
+    A provider's prompt cache can serve the beginning of a prompt, as far as it is
+    the same as in an earlier prompt. So a prompt should begin with all of an
+    earlier prompt of its conversation (in `grue play`, each turn is a
+    conversation). The first prompt of a conversation should have the tools and
+    the system prompt of the latest first prompt to the same model. A prompt that
+    does not breaks off: the command shows the first difference, and the message
+    that caused it. The last three columns of the table are:
 
     repeats: how much of the prompt a cache could serve.
 
     cached: how much of the prompt came from the cache, as the provider says.
 
-    again: about how many tokens have to be paid again because of the difference;
-    empty if the request does not break off.
+    again: about how many tokens have to be paid again because of the difference.
     """
     from grue.cli.trace import cache
 
@@ -165,10 +163,11 @@ def trace_diff(
     right: Path = typer.Argument(..., metavar="B", help="Another trace.jsonl, or the run folder with it."),
     every: bool = typer.Option(False, "--all", help="Describe all differences in full, not only the first."),
 ) -> bool:
-    """Show the first difference between two traces. Ids, times and message numbers are not compared.
+    """Show the first difference between two traces.
 
-    The exit status is 0 if there is no difference, and 1 if there is one, or if a
-    trace cannot be read.
+    What differs from run to run, such as ids and times, is not compared. If a
+    trace is a fork, only its forked turns are compared. The exit status is 0 if
+    there is no difference, and 1 if there is one, or if a trace cannot be read.
     """
     from grue.cli.trace_views import diff
 
@@ -289,7 +288,7 @@ def trace_replay(
 ) -> bool:
     """Check whether grue would still make the decisions that the trace records.
 
-    The decisions are to ask the model, to call a tool, to retry, and to end the
+    A decision is, for example, to ask the model, to call a tool or to end the
     turn. No model, server or tool runs: their messages are taken from the trace.
     Without options, the command tests a new version of grue against an old trace.
     The options from --set to --system change settings, and you see in each turn
