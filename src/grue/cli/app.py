@@ -224,8 +224,8 @@ def init(
         "--from",
         metavar="FILE",
         help="Copy the MCP servers from this configuration file of Claude, Cursor or another program "
-        "into mcp_config.json, with variables in place of what may be an API key; repeatable. If mcp_config.json exists already, the "
-        "entries to add to it are printed instead.",
+        "into mcp_config.json, with variables in place of what may be an API key; repeatable. If "
+        "mcp_config.json exists already, the entries to add to it are printed instead.",
         show_default="grue looks for the files of these programs. At a terminal it asks for each file "
         "whether to copy its servers; in a pipe it copies none, and prints a `grue init --from` command "
         "for each file",
