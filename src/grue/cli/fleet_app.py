@@ -360,7 +360,7 @@ def compare(
     The command prints the mean of these differences with its 95 % confidence
     interval. The interval needs numpy and scipy, and at least 15 cases. Without
     it, a sign test decides whether A or B is better. The command also compares
-    tokens, requests, turns and seconds, and names the cases that differ most.
+    costs, such as tokens and seconds, and names the cases that differ most.
 
     If each case was run N times (repetitions in SWEEP.toml), its scores are
     averaged. Two more figures are compared: pass@N, the chance that at least one
