@@ -620,7 +620,8 @@ def tools(
         "--lock",
         help="Approve the listed tools: write their digests into mcp_tools.lock and their definitions "
         "into mcp_tools.listing.json, beside mcp_config.json or the FILE of --mcp-config. Servers that "
-        "this file no longer has, or disables, are removed from both. If a tool changes later, grue reports it.",
+        "this file no longer has, or disables, are removed from both. If a tool changes later, grue reports "
+        "it.",
     ),
 ) -> bool:
     """List the tools of the configured MCP servers, with their arguments.
