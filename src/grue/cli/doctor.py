@@ -532,7 +532,7 @@ def _interpreters() -> Iterator[Finding]:
     yield Finding(verdict, f"{styled.interpreter.name} for story files from version 4 on:\n{styled.reason}")
 
 
-# Limits of a reply, in tokens: the smallest that every endpoint accepts; enough for a tool call or an object.
+# Limits of a reply, in tokens. Every endpoint accepts `_SHORT`; `_ROOM` suffices for a call or an object.
 _SHORT, _ROOM = 16, 400
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."
@@ -552,11 +552,7 @@ _SHAPES = {"json_object": "JSON objects, but no schema", "none": "no shape at al
 
 
 def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Iterator[Finding]:
-    """Yield findings about the model and each fallback model. `named`: the user has chosen the endpoint.
-
-    Small turns ask for a short reply, offer a tool, and want an answer with a schema. If the model does not
-    call the tool, the tokens of the prompt with and without the tool tell whether the model sees tools.
-    """
+    """Yield findings about the model and each fallback model. `named`: the user has chosen the endpoint."""
     try:
         settings = llm_settings(config)
         # Check each model without its fallback models (`then`), which could answer for a model that is down.

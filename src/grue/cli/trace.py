@@ -241,7 +241,7 @@ def changes_from(
 
 
 def value_of(text: str) -> object:
-    """Parse the value of a setting as JSON; return a text that is not JSON without its outer spaces."""
+    """Parse a setting's value as JSON. If it is not JSON, return the text without its outer spaces."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

@@ -52,7 +52,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     """The state of a file of `items` requests that is sent as a batch.
 
     `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`: its results
-    are in the folder. OpenAI's API, unlike Anthropic's, stores `key` with the batch, which is found by it.
+    are in the folder. OpenAI's API stores `key` with the batch, so that grue can find the batch by it.
     """
 
     number: int

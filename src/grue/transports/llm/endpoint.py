@@ -93,7 +93,7 @@ def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> 
 
 
 _CLOSE_TIMEOUT_S = 1.0
-_LIST_TIMEOUT_S = 5.0  # short, because the model list only avoids a request that would fail
+_LIST_TIMEOUT_S = 5.0  # short, because a turn can do without the list of models
 _FILE_TIMEOUT_S = 3600.0
 
 _HIDDEN = "[redacted]"

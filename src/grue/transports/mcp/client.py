@@ -132,7 +132,7 @@ class McpClient:
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list the tools; raises `ServerFailed`.
 
-        `timeout_s` limits entering the client, the handshake and the listing, but not the SDK's import.
+        `timeout_s`, less the time that entering the client took, limits the handshake and the listing.
 
         Source: R3.3, R13.3, P8, P37
         """

@@ -28,7 +28,7 @@ _LEAVE_AT_LEAST_S = 0.3  # the least that this limit becomes if the turn's deadl
 
 
 class HttpWire:
-    """The wire to a server over HTTP. There is no process: all values about a process are `None` or empty."""
+    """The wire to a server over HTTP."""
 
     modules = ("grue.transports.mcp.sdk_http",)  # imported by `stream`; it imports the SDK
 

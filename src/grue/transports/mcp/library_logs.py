@@ -32,7 +32,7 @@ def library_logs_to(receive: Receive) -> Iterator[None]:
 
 
 def drop(record: logging.LogRecord) -> None:
-    """Drop a record. Used while tokens are obtained or revoked, because such records may hold secrets."""
+    """Drop a record: those written while tokens are obtained or revoked may hold secrets."""
 
 
 class _ToReceiver(logging.Filter):

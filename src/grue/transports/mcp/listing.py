@@ -1,9 +1,9 @@
 """Reads the tool definitions of `tools/list`, page by page, and stores listings for later processes.
 
-With `start="beside"`, a turn's first request offers the tools of a stored listing, before the server has
-started. A stored listing is used only if no other user may write it. The name of its file is a keyed
-digest (HMAC) of how the server is started or reached, secrets included. The key stays on the machine. Without
-it, nobody can guess a secret by computing names.
+A turn may offer the tools of a stored listing before the server has started. A stored listing is used only
+if no other user may write it. The name of its file is a keyed digest (HMAC) of how the server is started or
+reached, secrets included. The key stays on the machine. Without it, nobody can guess a secret by computing
+names.
 
 Source: P37
 """

@@ -144,7 +144,7 @@ class TaskOfCall(Struct):
     _refused: int = 0
 
     async def result(self, *, at_once: bool = False) -> m.JsonObject:
-        """Wait for the result and return it, as `tools/call` would have returned it; see the module's table.
+        """Wait for the result and return it, as `tools/call` would have returned it.
 
         `at_once`: ask for the state now, and not only after the first polling interval. Raises
         `ToolRefusedError`, `ServerFailed` or `HostCodeFailed`.
