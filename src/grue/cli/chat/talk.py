@@ -241,7 +241,7 @@ class Talk:
         return self.runner.tools() if self.runner.servers else ()
 
     def say(self, text: str) -> str:
-        """Run a turn, and return the answer. If the turn fails, the conversation keeps the turn's messages."""
+        """Run a turn, and return the answer. The messages of a failed turn stay in the conversation."""
         file = self._file()
         self.turn += 1
         said = facts.UserSaid(turn=self.turn, file=file.name, size=file.stat().st_size)
