@@ -1,7 +1,4 @@
-"""Actors, their mailboxes, and the task group that runs and ends them.
-
-An actor shares only messages with others, does not log, and catches only exceptions that it can recover from.
-"""
+"""Actors, their mailboxes, and the task group that runs and ends them."""
 
 from __future__ import annotations
 
@@ -45,7 +42,6 @@ class Tap(Protocol):
         self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None
     ) -> Envelope[Any]:
         """Record a message, and return its envelope."""
-        ...
 
 
 class Mailbox(Generic[M]):
@@ -228,7 +224,6 @@ class Note(Protocol):
 
     def __call__(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
         """Record `body`, and return its envelope."""
-        ...
 
 
 class Actor(Generic[M]):
@@ -292,8 +287,8 @@ class Supervisor:
     task itself, and a shielded scope does not protect against that.
 
     Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an exception. A
-    `TraceError`, or an exception such as `KeyboardInterrupt`, is raised as it is. An error of grue's own code
-    in the block is raised in place of an actor's, unless it is `MailboxClosed`.
+    `TraceError`, or an exception such as `KeyboardInterrupt`, is raised as it is. If an outer scope cancels
+    the block, or grue's own code in it raises anything but `MailboxClosed`, that is raised in place of these.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:

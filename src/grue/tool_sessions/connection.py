@@ -84,13 +84,11 @@ class ToolConnection(Protocol):
 
     async def __aenter__(self) -> Self:
         """Start the server; raises `ServerFailed`."""
-        ...
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         """Close the connection. Afterwards no process that `__aenter__` has started is alive."""
-        ...
 
     async def open(self, timeout_s: float) -> Listing:
         """Agree on a protocol version and list the tools; raises `ServerFailed`.
@@ -99,20 +97,16 @@ class ToolConnection(Protocol):
 
         Source: R13.3
         """
-        ...
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a tool; raises `ToolTimedOutError`, `ToolRefusedError`, `ServerFailed`."""
-        ...
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the new tools. `None`: no change was announced, or listing failed. Raises nothing."""
-        ...
 
     @property
     def status(self) -> ConnectionStatus:
         """The connection's current state, as far as is known without asking the server."""
-        ...
 
 
 Connect: TypeAlias = Callable[[Note], ToolConnection]

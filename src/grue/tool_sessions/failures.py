@@ -47,9 +47,7 @@ SESSION_LOST = WireFault(
 
 
 class ToolTimedOutError(MCPError, TimeoutError):
-    """A tool call was not answered in time. An MCP server has been told that the call is cancelled.
-
-    The session stays usable. A late answer is dropped.
+    """A tool call was not answered in time. The session stays usable, and a late answer is dropped.
 
     Source: R6.5
     """

@@ -640,8 +640,6 @@ class FunctionConnection:
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a function; raises `ToolTimedOutError` or `ToolRefusedError`."""
-        # An exception of the function becomes an error result, but `KeyboardInterrupt` and the user's own
-        # BaseException classes end the turn. At the time limit a plain function continues in its thread.
         function = self._functions.get(tool)
         if function is not None and function.timeout_s is not None:
             timeout_s = min(timeout_s, function.timeout_s)

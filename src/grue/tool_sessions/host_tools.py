@@ -16,7 +16,6 @@ class HostConnection(ToolConnection, Protocol):
     @property
     def listing(self) -> Listing:
         """The tools, as `open` returns them."""
-        ...
 
 
 BeforeCalls: TypeAlias = Callable[[], Awaitable[object]] | None

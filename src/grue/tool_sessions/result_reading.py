@@ -83,8 +83,6 @@ class WholeResult:
             return self._select(asked.json_path, asked.skip, room)
         return self._lines(asked.first_line or 1, asked.last_line, asked.skip, room)
 
-    # --- Reading lines ---
-
     def _lines(self, first: int, last: int | None, skip: int, room: int) -> str:
         text = self.text
         lines = text.count("\n") + 1
@@ -105,8 +103,6 @@ class WholeResult:
             f"{head}; {left} characters of them are left out at the end: go on with the same lines and"
             f" skip={skip + len(shown)}]\n{shown}"
         )
-
-    # --- Searching for a pattern ---
 
     def _search(self, pattern: str, skip: int, room: int, clock: Callable[[], float]) -> str:
         test, quick = _test_of(pattern)
@@ -133,8 +129,6 @@ class WholeResult:
             return f"[{stopped or 'no line matches' + (' any more' if skip else '')}]"
         head = f"[{len(found)} matching lines" + (f", after {skip} others" if skip else "")
         return "\n".join([f"{head}; {stopped or 'there are no more'}]", *found])
-
-    # --- Selecting by a JSON path ---
 
     def _select(self, path: str, skip: int, room: int) -> str:
         steps = _steps_of(path)
@@ -165,9 +159,6 @@ class WholeResult:
             found.append(shown)
             size += len(shown) + 1
         return "\n".join([f"[{len(found)} values of {path}, one a line{more}]", *found])
-
-
-# --- Finding lines in a text ---
 
 
 def _start_of(text: str, line: int) -> int:
@@ -249,9 +240,6 @@ def _around(piece: str, test: _Test) -> str:
     start = max(0, min(low - _SHOWN_OF_LINE // 2, len(piece) - _SHOWN_OF_LINE))
     end = start + _SHOWN_OF_LINE
     return f"{'…' if start else ''}{piece[start:end]}{'…' if end < len(piece) else ''}"
-
-
-# --- Parsing and following a JSON path ---
 
 
 class _Every(Struct, frozen=True):

@@ -355,7 +355,7 @@ class LeasedConnection(_SessionUser):
 
     async def open(self, timeout_s: float) -> Listing:
         """Wait until the connection is open. If a prewarmed or kept connection is lost, open a new one."""
-        # `timeout_s` limits a new one; the time limit of a prewarmed connection began with its start.
+        # `timeout_s` limits a new one. A prewarmed one has its own limit, which gives a better error.
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:
             return listing
@@ -401,8 +401,6 @@ class LeasedConnection(_SessionUser):
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
         """Return the listing of the prewarmed or kept connection. `None`: it is unusable, and closes."""
         owned.wanted.set()
-        # `timeout_s` does not limit this wait: the opening has a time limit of its own, which began earlier
-        # and gives a better error.
         with anyio.CancelScope(deadline=self._deadline):
             await owned.opened.wait()
         if (

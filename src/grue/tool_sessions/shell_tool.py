@@ -251,7 +251,6 @@ class _Commands:
     async def _run(
         self, program: str, args: tuple[str, ...], own_words: int, stdin: str, context: ToolContext
     ) -> m.ToolCallResult:
-        # The user chose the first `own_words` words. Only files that these words name are added to the box.
         spec = self._spec
         left_s = context.remaining_s
         left_s -= min(_SHARE_TO_END * left_s, spec.limits.term_grace_s + _TO_READ_S)

@@ -229,11 +229,10 @@ def run_in_main_thread(
 ) -> T:
     """Run a coroutine function in the loop that `run_loop` runs. Ctrl-C cancels it, at an `await`.
 
-    The second Ctrl-C calls `force_kill`, which kills the processes that the clean-up waits for. What other
-    signal handlers of the program raise is treated in the same way, because asyncio would log or lose it; in
-    the host's callbacks it is raised at once. The handlers are replaced before the loop starts, so that
-    asyncio sets none: asyncio's handler of SIGINT would cancel the main task even while the loop starts or
-    ends. Raises what a handler raised, else what the coroutine raised.
+    The second Ctrl-C calls `force_kill`. What other signal handlers of the program raise counts as a press,
+    because asyncio would log or lose it; in the host's callbacks it is raised at once. The handlers are
+    replaced before the loop starts, so that asyncio sets none: asyncio's handler of SIGINT would cancel the
+    main task even while the loop starts or ends. A handler's error replaces an `Exception` of the coroutine.
     """
     work = Interruptible()
     raised: list[BaseException] = []

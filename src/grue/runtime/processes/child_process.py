@@ -3,8 +3,7 @@
 - Sending never blocks, even if the process has stopped reading.
 - An exit is noticed at once, or by a poll every 10 ms, even if a grandchild still holds the pipes open.
 - Leaving the block takes bounded time. Then no process of the group is alive, unless stuck in the kernel.
-- Output is read in linear time and bounded memory, and other tasks run meanwhile. The standard error of a
-  server is drained until it ends, and the last part of it is kept.
+- Output is read in linear time and bounded memory, and other tasks run meanwhile.
 
 Source: R3.5-R3.7, P9
 """
@@ -55,8 +54,7 @@ class ChildProcess:
 
     Cancellation is what makes leaving hard: in a cancelled scope every `await` raises at once.
 
-    1. If a cancellation makes the task leave the block, both graces are shortened
-       (`ProcessLimits.when_cancelled`), since a user who has pressed Ctrl-C may be waiting.
+    1. If a cancellation makes the task leave the block, `ProcessLimits.when_cancelled` shortens both graces.
     2. If the cancellation arrives while the process is being closed, the wait raises. Closing then starts
        again under a shield, with the shorter graces, from the step that it had reached (`_ending`,
        `_asked_to_exit`): a server that has already got SIGTERM must not get the first wait again.
@@ -113,8 +111,7 @@ class ChildProcess:
             if not leaves_no_time(exc_type):
                 await self._leave()
         finally:
-            # If `_leave` was skipped, or interrupted in spite of its shield (by a `KeyboardInterrupt` in the
-            # loop), kill the group here, without an `await`. After a complete `_leave` this does nothing.
+            # Without an `await`: if the event loop is torn down, `_leave` was skipped or interrupted.
             self._group.end()
             self._gone.set()
             self._close_descriptors()
@@ -266,7 +263,6 @@ class ChildProcess:
         return "killed"
 
     def _shortened(self, grace_s: float) -> float:
-        """Limit a wait to half of the time left, as another may follow, but not below `_GRACE_AT_LEAST_S`."""
         left_s = self._close_by - anyio.current_time()
         return min(grace_s, max(_GRACE_AT_LEAST_S, left_s / 2))
 

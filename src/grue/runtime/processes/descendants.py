@@ -170,7 +170,7 @@ def _ids_since(first: int, age_s: float) -> Iterable[int]:
     """Return ids that include those of all processes younger than `first`, which is `age_s` seconds old."""
     # The kernel assigns ascending ids, and then starts again with low ids: if the process is so old that the
     # highest id may have been reached since, any id may be newer.
-    highest, newest = _highest_id(), _newest_id()
+    newest, highest = int(_read("/proc/loadavg").split()[-1]), int(_read("/proc/sys/kernel/pid_max"))
     if age_s > highest / _IDS_PER_S:
         return _listed()
     if first <= newest <= first + _FEW_IDS:
@@ -178,14 +178,6 @@ def _ids_since(first: int, age_s: float) -> Iterable[int]:
     if first <= newest:
         return [pid for pid in _listed() if first < pid <= newest]
     return [pid for pid in _listed() if pid > first or pid <= newest]
-
-
-def _newest_id() -> int:
-    return int(_read("/proc/loadavg").split()[-1])
-
-
-def _highest_id() -> int:
-    return int(_read("/proc/sys/kernel/pid_max"))
 
 
 def _listed() -> list[int]:

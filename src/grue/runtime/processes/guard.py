@@ -107,10 +107,7 @@ class HostGuard:
                 self._send(f"-{listed}")
 
     def end(self) -> None:
-        """Let the guard kill and remove what is still on its list, and end.
-
-        Wait for a second at most. A Ctrl-C ends the wait: the guard needs no one to wait for it.
-        """
+        """Let the guard clear its list and end. Wait for that up to `_END_S`, or until a Ctrl-C."""
         with self._lock:
             shell, self._shell = self._shell, None
             if shell is None or shell.stdin is None:

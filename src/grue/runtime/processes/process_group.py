@@ -297,10 +297,7 @@ class ProcessRegistry:
         return self._admit(leader, boxed, released=not shim)
 
     def kill_now(self) -> None:
-        """Send SIGKILL to every group, and return without waiting for the processes to exit.
-
-        A signal handler may call this. A handler that raised instead could interrupt the loop's own code.
-        """
+        """Send SIGKILL to every group without waiting for exits. A signal handler may call this."""
         for group in list(self._groups.values()):
             group.signal(signal.SIGKILL)
 

@@ -1,7 +1,4 @@
-"""The gate: an optional object, used by fleets, that each start of an MCP server process waits for.
-
-The wait does not count against a server's start-up limit.
-"""
+"""The gate: an optional object, used by fleets, that each start of an MCP server process waits for."""
 
 from typing import Protocol
 

@@ -12,7 +12,6 @@ encoded as base64 (alone or among other bytes) or hexadecimal, also with line br
 from __future__ import annotations
 
 import contextlib
-import functools
 import re
 from base64 import b64decode, b64encode
 from binascii import Error
@@ -312,7 +311,7 @@ def _passwords_in(value: str) -> Iterator[str]:
     return (password for password in passwords if len(password) >= MIN_PASSWORD_CHARS)
 
 
-@functools.lru_cache(maxsize=_MOST_NAMES)
+@lru_cache(maxsize=_MOST_NAMES)
 def looks_secret(name: str) -> bool:
     """Return whether a variable of this name, such as `API_KEY` but not `API_KEY_FILE`, may hold a secret."""
     words = [word.upper() for word in _WORDS.findall(name)]

@@ -200,6 +200,6 @@ def test_only_ids_that_can_be_descendants_are_looked_at(
     monkeypatch: pytest.MonkeyPatch, first: int, newest: int, age_s: float, ids: list[int]
 ) -> None:
     monkeypatch.setattr(descendants, "_listed", lambda: [7, 99, 101, 900, 901])
-    monkeypatch.setattr(descendants, "_newest_id", lambda: newest)
-    monkeypatch.setattr(descendants, "_highest_id", lambda: 32_768)
+    files = {"/proc/loadavg": b"0.1 0.1 0.1 1/99 %d\n" % newest, "/proc/sys/kernel/pid_max": b"32768\n"}
+    monkeypatch.setattr(descendants, "_read", files.__getitem__)
     assert list(descendants._ids_since(first, age_s)) == ids
