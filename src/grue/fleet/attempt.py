@@ -242,27 +242,27 @@ Ended: TypeAlias = tuple[Task, AttemptEnd | Lost]
 
 
 class Engine(Protocol):
-    """Makes attempts at episodes, in worker processes: on this machine (`local.py`) or with Ray."""
+    """Does tasks in worker processes, on this machine (`local.py`) or with Ray."""
 
     @property
     def slots(self) -> int:
-        """How many attempts the engine can make at the same time."""
+        """How many tasks the engine can do at the same time."""
 
     @property
     def ended(self) -> "queue.SimpleQueue[Ended]":
-        """The queue that gets one `Ended` for each submitted job, also for one that was never begun."""
+        """The queue that gets one `Ended` for each submitted task, also for one that was never begun."""
 
     def costs(self) -> Costs:
         """Return the cost of the requests, as `Accounts.costs` does."""
 
     def submit(self, job: Task) -> None:
-        """Queue an attempt for the next free slot. If the engine has failed, report `Lost("unable")`."""
+        """Queue a task for the next free slot. If the engine has failed, report `Lost("unable")`."""
 
     def withdraw(self) -> None:
-        """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on."""
+        """Remove the queued tasks, and report each as `Lost("cancelled")`. Running tasks go on."""
 
     def cancel(self) -> None:
-        """End all attempts. Each one that was still running or queued is reported as `Lost("cancelled")`."""
+        """End all tasks, running or queued, and report each as `Lost("cancelled")`."""
 
     def close(self) -> None:
-        """End all attempts, and the processes that the engine has started."""
+        """End all tasks, and the processes that the engine has started."""

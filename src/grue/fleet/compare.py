@@ -190,7 +190,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     verdict: Verdict  # by the interval, or without one by the sign test
     measures: list[Measure]  # the score first, then others that are known and not all 0
     detectable: float  # the smallest true difference found four times out of five; NaN without an interval
-    target: float  # the margin, or the difference that was measured
+    target: float  # the margin, or else the size of the measured difference
     better: int  # groups in which B is better than A
     worse: int
     chance: float  # the p-value of the sign test on `better` and `worse`
@@ -611,7 +611,7 @@ def case_key(result: Result, no_case: AbstractSet[str]) -> str:
 
 
 def _groups(keys: Sequence[str], cluster: Sequence[str]) -> list[int]:
-    """Return the number of each case's group."""
+    """Return each case's group, as a number from 0."""
     if not cluster:
         return [*range(len(keys))]
     numbers: dict[str, int] = {}

@@ -50,7 +50,7 @@ def read_course(trace: Path) -> Course | None:
     """Sum up an attempt from its trace, up to any damage; `None`: the trace is missing or too large."""
     course = Course()
     unfinished: set[int] = set()
-    with contextlib.suppress(TraceError, OSError):  # use what was read before the damage
+    with contextlib.suppress(TraceError, OSError):
         if not trace.is_file() or trace.stat().st_size > _MOST_BYTES:
             return None
         reader, own = open_episode(trace), OwnMessages()
@@ -111,7 +111,7 @@ def last_failure(trace: Path) -> m.TurnFailed | None:
 def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
     """Return the requests, tokens and cost in a trace, up to any damage. An unknown cost counts as 0."""
     spent, model = Amount(), ""
-    with contextlib.suppress(TraceError, OSError):  # use what was read before the damage
+    with contextlib.suppress(TraceError, OSError):
         for line in open_episode(trace).lines():
             match line.envelope().body if line.tag in _PAID and not line.line.copied else None:
                 case m.RunTurn(asks=asks) if asks is not None:

@@ -445,10 +445,7 @@ class Driver:
 
 
 def stop(path: Path) -> int:
-    """Ask a driver to start no more episodes, with a second call also to end the running ones.
-
-    Return the number of calls since the run began.
-    """
+    """Have the driver start no more episodes; a second call ends running ones. Return the number of calls."""
     with (path / STOP).open("a") as file:
         file.write("stop\n")
     return _stops(path)

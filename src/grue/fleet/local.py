@@ -1,7 +1,6 @@
 """The local engine: worker processes on this machine, each of which plays one episode after another."""
-# One thread starts the workers, gives them jobs and reads their reports; it never waits for the rest of a
-# report. Each worker has its own channel, so that none can damage the reports of another. An episode runs on
-# the main thread of its process, so that signals work.
+# One thread serves all workers, and reads of a report only what has arrived. Each worker has its own channel,
+# so that none can damage the reports of another.
 
 import contextlib
 import errno
@@ -94,7 +93,7 @@ class LocalEngine:
         return self._broker.accounts.costs()
 
     def submit(self, job: Task) -> None:
-        """Queue an attempt for the next free worker. If the engine has failed, report `Lost("unable")`."""
+        """Queue a task for the next free worker. If the engine has failed, report `Lost("unable")`."""
         if self._failed is not None:
             self.ended.put((job, self._failed))
             return
@@ -102,12 +101,12 @@ class LocalEngine:
         self._wake.send_bytes(b"job")
 
     def withdraw(self) -> None:
-        """Remove the queued attempts, and report each as `Lost("cancelled")`."""
+        """Remove the queued tasks, and report each as `Lost("cancelled")`. Running tasks go on."""
         self._withdrawn = True
         self._wake.send_bytes(b"withdraw")
 
     def cancel(self) -> None:
-        """End all attempts, which are then reported as `Lost("cancelled")`."""
+        """End all tasks, running or queued, and report each as `Lost("cancelled")`."""
         self._cancelled = True
         self._wake.send_bytes(b"cancel")
 

@@ -1,4 +1,4 @@
-"""The Ray engine: attempts as tasks of a Ray cluster, whose machines share the fleet's folder.
+"""The Ray engine: does tasks on a Ray cluster, whose machines share the fleet's folder.
 
 Ray never retries a task: the driver counts attempts itself. The broker is an actor on the driver's machine.
 """
@@ -120,7 +120,7 @@ class RayEngine:
         return self._costs
 
     def submit(self, job: Task) -> None:
-        """Queue an attempt for the next free slot and core. If the engine failed, report `Lost("unable")`."""
+        """Queue a task for the next free slot and core. If the engine has failed, report `Lost("unable")`."""
         with self._lock:
             if self._failed is None:
                 self._queued.append(job)
@@ -135,7 +135,7 @@ class RayEngine:
             self._queued.popleft()  # only now: a job that cannot be started must not be lost
 
     def withdraw(self) -> None:
-        """Remove the queued attempts, and report each as `Lost("cancelled")`. Running attempts go on."""
+        """Remove the queued tasks, and report each as `Lost("cancelled")`. Running tasks go on."""
         with self._lock:
             queued = list(self._queued)
             self._queued.clear()

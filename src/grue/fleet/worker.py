@@ -1,4 +1,4 @@
-"""A worker process of the local engine: makes one attempt after another, on its main thread."""
+"""A worker process of the local engine: does one task after another, on its main thread."""
 # The work may leave its process in any state. The parts that the next episode would notice are compared with
 # those before the attempt; if one has changed, the worker reports that it is not fit for another episode.
 
@@ -51,7 +51,7 @@ class Place(Struct, frozen=True):
 
 
 def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
-    """Make the attempts that come through a channel, until the channel is closed."""
+    """Do the tasks that come through a channel, until the channel is closed."""
     with contextlib.suppress(OSError):
         os.setsid()  # `local.py` kills this process group, with the processes that the work has forked
     _begin(place)

@@ -461,7 +461,7 @@ class Asked(Struct, frozen=True):
 
 def _connect_to_path(own: int, raw: bytes, path: bytes) -> int:
     if not path:
-        return errno.EPERM  # an abstract socket, which Landlock would refuse too
+        return errno.EPERM  # an abstract socket
     if len(path) > _LONGEST_PATH:
         return errno.ENAMETOOLONG
     return connect(own, raw[:2] + path + b"\0")
