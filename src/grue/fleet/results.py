@@ -128,8 +128,8 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` in the latest sweep (if none, all), and how many others were left out.
 
-    If the fleet was last played by `Fleet.map`, which has no sweep, all episodes of that call's version of
-    the work count. Of episodes that differ only in files' content, the one that was last in a run counts.
+    If the fleet was last played by `Fleet.map`, which has no sweep, the episodes of that call's version of
+    the work count; of those that differ only in the content of files, the one that was last in a run.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
