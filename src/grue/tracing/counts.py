@@ -350,7 +350,6 @@ class EpisodeTally:
         ),
         _count_fact: EPISODE_FACTS,
     }  # fmt: skip
-    """The kinds of messages that each method counts."""
 
 
 @functools.cache

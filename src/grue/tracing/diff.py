@@ -191,8 +191,7 @@ class _TurnDiff:
         self._lefts: dict[int, int] = {}  # number on the right -> number on the left
 
     def divergences(self) -> Iterator[Divergence]:
-        """Yield all divergences in the order of the left trace."""
-        # A message that only the right trace has follows the pair before it.
+        # In the order of the left trace: a message that only the right trace has follows the pair before it.
         # Go depth first, so that the message that creates an id is compared before messages that use it.
         open_: list[tuple[int, int]] = [(_ROOT, _ROOT)]
         while open_:

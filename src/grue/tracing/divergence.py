@@ -36,11 +36,11 @@ class Difference(Struct, frozen=True):
 
 
 class Comparison:
-    """Compare messages, pair after pair."""
+    """Compares messages, pair after pair."""
 
-    # `ignored` names fields that are not compared: `field`, or `Class.field` for one class only. `ids` names
-    # fields with ids (`field` only): ids may differ if left and right ids pair one to one.
-    # `same_text` returns whether two different texts count as equal.
+    # `ignored` names fields that are not compared: `field`, or `Class.field` for one class only. In fields of
+    # `ids` (`field` only), values may differ if left and right values pair one to one. `same_text` returns
+    # whether two different texts count as equal.
 
     def __init__(
         self,
@@ -148,12 +148,12 @@ class Divergence(Struct, frozen=True, kw_only=True):
 
     turn: int
     left: EpisodeEnvelope | None  # `None`: the first version lacks the message
-    right: EpisodeEnvelope | None  # likewise in the second version; a replayed message has `seq` 0
+    right: EpisodeEnvelope | None  # `None`: the second version lacks it; a replayed message has `seq` 0
     differences: tuple[Difference, ...] = ()
     because: tuple[EpisodeEnvelope, ...] = ()  # the causes, the first cause first
     because_left_out: int = 0  # how many causes `because` lacks after its first one
     reason: str = ""  # an explanation, if the differences do not show what is wrong
-    descendants: int = 0  # if a version lacks the message: how many that it caused are missing too
+    descendants: int = 0  # if a version lacks the message: how many messages that it caused are missing too
 
     def lines(self, left: str, right: str) -> Iterator[str]:
         """Yield the full description. `left` and `right` are names for the two versions of the turn."""
@@ -175,9 +175,7 @@ class Divergence(Struct, frozen=True, kw_only=True):
 
     @property
     def _of_two_kinds(self) -> bool:
-        if self.left is None or self.right is None:
-            return False
-        return type(self.left.body) is not type(self.right.body)
+        return bool(self.left and self.right and type(self.left.body) is not type(self.right.body))
 
     def line(self, left: str, right: str) -> str:
         """Return a one-line summary."""

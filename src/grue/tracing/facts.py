@@ -291,7 +291,6 @@ class EpisodeResumed(Fact, frozen=True, kw_only=True):
 
 
 EPISODE_FACTS: tuple[type[Fact], ...] = (EpisodeStarted, EpisodeResumed, EpisodeEnded)
-"""The facts that grue declares itself, so that every reader knows them."""
 
 
 # --- The facts of hosts ---

@@ -1,4 +1,4 @@
-"""Filter the messages of a trace by turn, number, actor, kind, text and whether they report a failure."""
+"""Filter the messages of a trace."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator

@@ -1,8 +1,8 @@
 """The words in which each kind of message is shown to people: a table with a row for each kind.
 
-A row has a line of text for `grue trace show`, the viewer, the diagrams and the live view. Some rows also
-have a `SpanNote`, or log lines (`observers/events.py` makes those that depend on several messages). All facts
-share one row, because the methods of a fact return its words. A kind without a row is shown by its fields.
+Each row has a line of text. Some also have a `SpanNote`, or log lines (`observers/events.py` makes those that
+depend on several messages). All facts share one row, because the methods of a fact return its words. A kind
+without a row is shown by its fields.
 
 Source: R7.1-3, P31
 """
@@ -68,7 +68,7 @@ class _Row(Struct, frozen=True):
     words: _Words
     severity: Severity = ""
     mark: str = ""  # a word or two for the problem that every message of the kind reports
-    judge: _Judge | None = None  # returns a message's own severity and mark, in place of these two
+    judge: _Judge | None = None  # if set, returns a message's severity and mark instead
     subject: _Words | None = None  # what is shown before `words`, such as a call's id
     live: Callable[[Any], bool] | bool = False  # whether the live view shows `words` as a problem
     logged: _Logged | None = None
@@ -209,7 +209,7 @@ def failure_words(failure: m.TurnFailure) -> FailureWords:
             assert_never(never)
 
 
-# --- Functions that `_TABLE` calls to make a message's text, if one expression is not enough ---
+# --- Texts of messages ---
 
 
 def _run(body: m.RunTurn) -> str:
@@ -400,7 +400,7 @@ def _any_fields(body: Struct) -> str:
     return ", ".join(f"{name} {as_json(value, _SHORT)}" for name, value in fields.items())
 
 
-# --- Functions that `_TABLE` calls to make log lines and the notes of spans ---
+# --- Log lines, and events in spans ---
 
 _FORCED = {
     "max_iterations": "the last tool iteration",
@@ -422,22 +422,19 @@ def problem(event: str, message: str, **fields: object) -> LogLine:
 
 
 def _fields_of(body: object, names: str) -> dict[str, Any]:
-    """Return the fields in `names`; `attempt error=failure.cause` names two, of which one is renamed."""
+    """Return fields by name; `names`, such as `attempt error=failure.cause`, can rename fields."""
     paths = {name: path or name for name, _, path in (each.partition("=") for each in names.split())}
     values = {name: attrgetter(path)(body) for name, path in paths.items()}
     return {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}
 
 
 def _logs(event: str, words: _Words, fields: str, level: LogLevel = "warning") -> _Logged:
-    """Return a function that makes a log line, with `fields` of the message."""
     return lambda body: LogLine(level, event, _said(words, body), _fields_of(body, fields))
 
 
 def _notes(
     name: str, fields: str = "", *, error_type: str = "", detail: str = "", level: SpanLevel = "warning"
 ) -> _Noted:
-    """Return a function that makes a `SpanNote` of a message: `fields` and `detail` name fields of it."""
-
     def noted(body: Any) -> SpanNote:
         described = attrgetter(detail)(body) if detail else ""
         return SpanNote(name, Verdict(level, error_type, described), _fields_of(body, fields))
@@ -514,7 +511,6 @@ def _note_drift(body: m.ToolDrifted) -> SpanNote:
 
 
 def _about_llm(mark: str, words: _Words, event: str, fields: str) -> _Row:
-    """Return the row of a warning about a model. Its log line is `LLM` and the same words, with `fields`."""
     return _warn(
         mark, words, live=True, logged=_logs(event, lambda body: f"LLM {_said(words, body)}", fields)
     )
@@ -531,10 +527,9 @@ _FACT = _Row(
     lambda fact: clipped(said_by(fact, Fact.summary).replace("\n", " "), _LONGEST_FACT),
     judge=lambda fact: (severity_told(fact), said_by(fact, Fact.mark)),
 )
-"""The row of all facts, grue's own and those of hosts. The methods of a fact return its words."""
 
 _NAMES = {str(kind.__struct_config__.tag): kind.__name__ for kind in (*get_args(m.AnyMessage), ActorFailed)}
-"""The names of grue's own messages by tag. The name of a fact is its tag."""
+"""The names of grue's own messages by tag. Facts are not in it: the name of a fact is its tag."""
 
 _TABLE: dict[type, _Row] = {
     # The turn

@@ -31,11 +31,9 @@ _MOST_SHOWN = 20  # how many facts before a prompt are remembered, each by its l
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     """A passage of the story; `viewer_page/trace.js` takes the fields in this order."""
 
-    # A `fact` is a host's, a `prompt` the host's text for the agent, a `reply` a request and its reply, a
-    # `call` a tool call and its result, an `end` the end of a turn, and a `note` any other message that
-    # reports a problem or is in `_TURNS_OF_THE_STORY`. The `text` of a fact is its headline. A prompt has
-    # `resumed`, or `shown` if it contains the text of a fact that the page shows above it, and an end has
-    # `same` if the answer is the last reply's text. Otherwise `text` is empty.
+    # A `reply` is a request with its reply, a `call` a tool call with its result. `text`: for a `fact`, its
+    # headline; for a `prompt`, `resumed`, or `shown` if it contains a text of a fact since the prompt before;
+    # for an `end`, `same` if the answer is the last reply's text.
 
     turn: int
     kind: Literal["fact", "prompt", "reply", "call", "note", "end"]
@@ -165,7 +163,7 @@ _TURNS_OF_THE_STORY = (m.TurnForked, m.TurnResumed, m.RewriteHistory, m.ToolsCha
 
 
 SpanKind: TypeAlias = Literal["turn", "session", "startup", "model", "wait", "tool", "teardown", "host"]
-"""The kind of a span: a turn, a session, a part of either, the pause before a retry, or a host's own work."""
+"""`wait`: the pause before a request is sent again; `host`: a host's own work, between two facts."""
 
 
 class Span(Struct, frozen=True, kw_only=True, array_like=True):
@@ -401,7 +399,7 @@ class Piece(Struct, frozen=True, kw_only=True):
 class PageFeed:
     """Makes the data of a page, piece by piece: call `see` with each envelope in order, then `finish`."""
 
-    # Call `take` at the latest when the piece is `due`, and after `finish`. `images` collects the images.
+    # Call `take` when the piece is `due`, and after `finish`. `images` collects the images.
 
     def __init__(self, images: ImageTable) -> None:
         self.overview = Overview()

@@ -521,7 +521,6 @@ class _PromptPair(Struct, frozen=True):
         return self._by_turn("the turn goes on from another place in the conversation")
 
     def _changed_tool(self) -> tuple[str, _Why]:
-        """Return the first changed tool in words, and what changed it."""
         old, new = self.earlier.tools, self.sent.tools
         if not new:
             return "having no tools", self._why_no_tools()
@@ -556,9 +555,6 @@ class _PromptPair(Struct, frozen=True):
         return self._by_request("no tools are offered")
 
     def _listing(self, tool: m.ToolDefinition, why: str) -> _Why:
-        """Return what made the prompts differ in `tool`."""
-        # It is the turn's `RunTurn` if that names other tools than the earlier prompt's turn, or only one of
-        # the two turns names the tool's server; otherwise the latest message about the tools of this server.
         before, now = self.earlier.run, self.sent.run
         if before is not None and now is not None and before is not now:
             wanted = before.tools != now.tools
@@ -620,7 +616,7 @@ class CacheTotals(Struct, frozen=True, kw_only=True):
     input_tokens: int = 0
     repeated_tokens: int = 0  # about how many of the input tokens repeat an earlier prompt
     cached_tokens: int = 0  # how many of the input tokens were reported as read from a cache
-    paid_again: int = 0
+    paid_again: int = 0  # the sum of `PrefixBreak.tokens`
 
 
 class CacheReport(Struct, frozen=True, kw_only=True):

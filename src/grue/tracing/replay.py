@@ -79,7 +79,7 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
     def unexpected(
         self, recorded: EpisodeEnvelope, reason: str = "", *, after: EpisodeEnvelope | None = None
     ) -> Divergence:
-        """Return the divergence for a message that the replay does not produce or accept after `after`."""
+        """Return a divergence at `recorded`; `after`: the message to name as the cause of `recorded`."""
         because = causes(recorded, self.by_seq) if after is None else self.up_to(after)
         return Divergence(turn=self.run.turn, left=recorded, right=None, because=because, reason=reason)
 
@@ -313,7 +313,7 @@ _SentMessage = m.ConnectFailed | m.ConnectOutcome | m.ToolCalled | m.Settlement
 
 
 class Connections:
-    """The connection state of each server between turns, computed from the trace."""
+    """The connection state of each server between turns, as far as the trace shows it."""
 
     def __init__(self) -> None:
         # The servers whose last start made its turn fail. The trace does not show their state after that:
@@ -447,7 +447,7 @@ class _Session:
             self._expect(order, cause)
 
     def _before_failure(self, first: m.ConnectFailed, policy: FailurePolicy) -> conn.ConnectionState:
-        """Return the state before a first attempt that failed. The trace may not show what led to it."""
+        """Infer the state before a first attempt that failed, because the trace may not show this state."""
         if first.then == "retry":
             return conn.Proven()
         disabled = next((each.body for each in self._sent if isinstance(each.body, m.McpDisabled)), None)
@@ -486,14 +486,14 @@ class _Session:
                     self._expect(settlement, cause)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return the recorded `ToolSkipped` if the session refused to send this call, otherwise `None`."""
+        """Return the recorded `ToolSkipped` if the session refused to send this call."""
         body = self._sent[0].body if self._sent else None
         if isinstance(body, m.ToolSkipped) and body.refused and body.call_id == called.call_id:
             return replace(body, batch=called.batch)
         return None
 
     def _settlement(self, called: m.ToolCalled, cause: EpisodeEnvelope) -> m.Settlement | None:
-        """Return the recorded message that ended a call; `None`: the session was cancelled first."""
+        """Return the recorded message that ended a call; `None`: nothing more of the session is recorded."""
         if not self._sent:
             return None
         recorded = self._sent[0]
@@ -504,7 +504,7 @@ class _Session:
         return replace(settled, batch=called.batch)
 
     def _expect(self, body: m.TurnEvent | m.SessionNote, cause: EpisodeEnvelope) -> None:
-        """Compare `body` with the next recorded message. If the session was cancelled, there may be none."""
+        """Compare `body` with the next recorded message of the session, if there is one."""
         if not self._sent:
             return
         recorded = self._sent[0]

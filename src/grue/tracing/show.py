@@ -61,7 +61,6 @@ class _Layout(Struct, frozen=True):
 
     @classmethod
     def of(cls, widths: Iterable[int], width: int | None, colour: bool) -> Self:
-        """Return a layout for `width`. Columns are left out until there is room for the summary."""
         shown = dict(zip(_COLUMNS, widths, strict=True))
         widths = tuple(shown.values())
         for column in sorted((each for each in _COLUMNS if each.dropped), key=lambda each: each.dropped):

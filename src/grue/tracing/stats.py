@@ -1,4 +1,4 @@
-"""The classes for an episode's statistics. Percentiles use the nearest rank: each is a measured value.
+"""The classes for an episode's statistics.
 
 `PhaseClock` assigns the time between two envelopes to the phase that was active after the first of them:
 **model** during a request to the model with its retries, a server's request (sampling) and the check of the
@@ -134,7 +134,7 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 
     started: int
     outcomes: dict[str, int]  # `answered`, ..., `failed`, `parked`; `unfinished`: without a recorded end
-    parkings: int = 0  # how often a turn was parked
+    parkings: int = 0
     iterations: int  # replies with tool calls in turns that have ended
     duration: Durations  # a turn that was parked has a duration for each of its parts
 
@@ -155,7 +155,7 @@ class ToolStats(Struct, frozen=True, kw_only=True):
     """The calls of one tool."""
 
     tool: str  # the name with the server's, such as `files.read`
-    calls: int = 0  # how many were sent to the server; they are counted by their ends, too
+    calls: int = 0  # how many were sent to the server; `returned` to `lost` count how these ended
     returned: int = 0
     errors: int = 0
     timed_out: int = 0

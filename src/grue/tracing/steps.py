@@ -1,15 +1,6 @@
 """Pair the messages of a trace: which message begins a step, and which one ends it.
 
-| step     | begins with                         | ends with                                            |
-|----------|-------------------------------------|------------------------------------------------------|
-| turn     | `RunTurn`                           | `TurnCompleted`, `TurnFailed`, `TurnParked`          |
-| model    | `RequestCompletion`                 | `CompletionReceived`, `CompletionFailed`, …          |
-| check    | `CheckToolSupport`                  | `ToolSupportChecked`                                 |
-| session  | `OpenSession`                       | `SessionClosed`, `McpDisabled`, `StartupFailed`      |
-| startup  | `OpenSession`                       | `SessionOpened`, `ConnectFailed`, `McpDisabled`, …   |
-| tool     | `ToolCalled`                        | `ToolReturned`, `ToolTimedOut`, `ServerDied`, …      |
-| teardown | `CloseSession`                      | `SessionClosed`                                      |
-| host     | a fact whose `step` is `begins`     | a fact whose `step` is `ends`                        |
+`StepTracker._take_message` has the pairs. A host's facts begin and end steps too (`Fact.step`).
 
 When a request or a server's start is tried again, the attempt ends, and a new attempt of that step begins. If
 a turn was killed, or its agent crashed, the trace has no message that ends the turn. Such a turn ends with
@@ -39,7 +30,7 @@ class Step(Struct, frozen=True, kw_only=True):
     key: Hashable  # the same for all attempts
     turn: int
     began: Envelope[Any]  # the first attempt's first message
-    attempt: int = 1  # number of the attempt, from 1
+    attempt: int = 1  # from 1
     start_s: float  # time `t` at which the attempt begins: a retry begins after the pause
     first: int  # number of this attempt's first message
 

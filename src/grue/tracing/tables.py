@@ -1,7 +1,6 @@
 """An episode as rows of tables, for `grue fleet export` and `grue trace query`; fields are columns.
 
-A trace that ends early or is damaged gives the rows up to that place. If the end of a turn or request is not
-recorded, the columns about its end are empty.
+If the end of a turn or request is not recorded, the columns about its end are empty.
 """
 
 from collections.abc import Iterator

@@ -126,8 +126,6 @@ _BOUNDS = frozenset((m.TurnForked, m.RunTurn, m.TurnCompleted, m.TurnFailed, m.T
 class OwnMessages:
     """Selects what a fork has done itself: its trace begins with copies of a recorded turn's messages."""
 
-    # The fork's `RunTurn` is no copy. The message that ends the fork counts what is copied, too.
-
     def __init__(self) -> None:
         self._forked: dict[int, m.TurnForked] = {}  # turn number -> its `TurnForked`, while the fork runs
 

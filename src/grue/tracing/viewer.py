@@ -36,8 +36,7 @@ SCRIPTS = (
 
 def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     """Write a trace as a page that only the user can read, and return the episode's overview."""
-    # The same trace and title give the same bytes. The page gets the trace's modification time from before
-    # reading: if the trace grows meanwhile, the page is older. `TraceError` leaves no partial page.
+    # The page gets the trace's modification time from before reading: if the trace then grows, it is newer.
     reader = open_episode(trace)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, reader.path)
@@ -169,7 +168,7 @@ class _Difference(Struct, array_like=True):
 
 def write_comparison(left: Path, right: Path, target: Path) -> int:
     """Write a page that compares two traces. Return the number of the first turn that differs, 0: none."""
-    # A difference outside of turns counts as one in turn 1. `TraceError` leaves no partial page.
+    # A difference outside of turns counts as one in turn 1.
     readers = open_episode(left), open_episode(right)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, *(reader.path for reader in readers))

@@ -25,7 +25,7 @@ from grue.runtime.trace.recorder import Envelope
 from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted, LogLevel, LogLine
 from grue.tracing.message_words import info, log_lines, problem
 
-MESSAGE_LIMIT = 2000  # most characters of an event's text; most events have long texts uncut in `fields`
+MESSAGE_LIMIT = 2000  # most characters of `Event.message`
 
 
 class Event(Struct, frozen=True, kw_only=True):

@@ -171,9 +171,7 @@ class _LangfuseSink(span_sink.SpanSink):
     def _beginning(self, subject: spans.Subject) -> m.JsonObject:
         match subject:
             case spans.Episode(started=started):
-                metadata = {}
-                if started is not None:
-                    metadata = {**started.labels(), "servers": list(started.servers)}
+                metadata = {} if started is None else {**started.labels(), "servers": list(started.servers)}
                 return {"name": "episode", "as_type": "span", "metadata": metadata}
             case m.RunTurn(turn=turn, servers=servers):
                 asked = span_sink.chat_messages((m.SystemText(subject.system), m.UserText(subject.user)))
@@ -259,7 +257,6 @@ class _LangfuseSink(span_sink.SpanSink):
                 assert_never(never)
 
     def _episode_ended(self, summary: spans.EpisodeSummary) -> m.JsonObject:
-        """Return the episode's labels and, if content may be sent, the first user message and last answer."""
         labels = {} if summary.ended is None else summary.ended.labels()
         ending: m.JsonObject = {"metadata": labels} if labels else {}
         if self._capture and summary.asked is not None:

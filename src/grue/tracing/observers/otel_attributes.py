@@ -1,11 +1,11 @@
 """The names and attributes of spans, by OpenTelemetry's semantic conventions for GenAI and MCP.
 
-`tests/support/genai_conventions.py` has the conventions' tables of attributes. Attributes without a standard
-name are called `grue.*`. Those that a sampler reads (operation, provider, model, address, agent) are set when
-a span begins, unless the trace names them only later (old traces, or a host's own model actor).
+Attributes that a sampler reads, such as the model, are set when a span begins, unless the trace names them
+only later. `tests/support/genai_conventions.py` has the conventions' tables of attributes.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, TypeAlias, assert_never
 from urllib.parse import urlsplit
 
@@ -29,7 +29,7 @@ from grue.tracing.observers.span_sink import (
 
 
 def said(items: tuple[m.ConversationItem | m.AssistantReply, ...], *, capture: bool) -> dict[str, Any]:
-    """Return the span attributes for the messages of a request; without `capture`, only their length."""
+    """Return the span attributes for `items`; without `capture`, only the length of their JSON."""
     if not capture:
         return {"grue.input_chars": len(json_text(chat_messages(items)))}
     instructions = [_text(item.text) for item in items if isinstance(item, m.SystemText)]
@@ -100,10 +100,8 @@ def _text(text: str) -> m.JsonObject:
 def _call(call: m.ToolCall) -> m.JsonObject:
     arguments: object = clipped_text(call.arguments)
     if len(call.arguments) <= CONTENT_LIMIT:
-        try:
+        with suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(call.arguments)
-        except (msgspec.DecodeError, RecursionError):
-            arguments = call.arguments
     return {"type": "tool_call", "id": call.call_id, "name": call.name, "arguments": arguments}
 
 
@@ -278,7 +276,6 @@ class Conventions:
         }
 
     def _about_subject(self, event: spans.SpanClosed) -> Attributes:
-        """Return attributes of a completion or a tool call that are set or changed after its span began."""
         match event.subject:
             case spans.Generation(asks=asks):
                 return {**_sampling(asks), **_sampling_of_model(asks)}
@@ -351,7 +348,7 @@ def _sampling(asks: m.ModelAsked) -> Attributes:
 
 
 def _sampling_of_model(asks: m.ModelAsked) -> Attributes:
-    """Return the attributes of sampling settings that OpenTelemetry defines for completion spans only."""
+    """Return the sampling attributes that OpenTelemetry defines for completion spans only."""
     tier = asks.sampling.get("service_tier")
     return {
         "gen_ai.request.top_k": _number(asks.sampling.get("top_k")),

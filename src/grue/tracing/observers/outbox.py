@@ -66,8 +66,6 @@ class OutboxStatistics(Struct, frozen=True, kw_only=True):
 class Outbox:
     """An observer that passes envelopes to `consumer`, in a thread of its own. For one recorder only."""
 
-    # Pieces of streamed text (`TextDelta`) are left out, because the whole reply follows.
-
     def __init__(
         self, consumer: Consumer, *, name: str, bound: int = BOUND, warn: Warn | None = None
     ) -> None:
@@ -85,7 +83,7 @@ class Outbox:
 
     def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
         """Put `envelope` into the queue, or drop it. Never waits for the consumer, and never raises."""
-        if self._closed or isinstance(envelope.body, m.TextDelta):
+        if self._closed or isinstance(envelope.body, m.TextDelta):  # spans show no pieces of replies
             return
         if self._process != os.getpid():
             if self._thread is None:  # a child process, made before anything was recorded

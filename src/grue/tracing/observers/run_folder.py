@@ -1,7 +1,6 @@
 """The run folder of an episode: its trace, its two logs and, if the host writes it, its result.
 
-`events.jsonl` is for programs, one JSON object a line; `episode.log` is for people. Events outside turns have
-turn 0; the episode's end has the number of turns.
+`events.jsonl` is for programs, one JSON object a line; `episode.log` is for people.
 """
 
 import json
@@ -86,14 +85,8 @@ class RunFolder(Closing):
             recorder.hide(name, value)
         self._place = self._trace.place
         self._outside = options.outside
-        for observer in (
-            refuse_unreadable,
-            self._remove_old_result,
-            self._trace,
-            events,
-            log,
-            self._require_place,
-        ):
+        recorder.add(refuse_unreadable)
+        for observer in (self._remove_old_result, self._trace, events, log, self._require_place):
             recorder.add(observer)
 
     def _remove_old_result(self, envelope: Envelope[Any], _line: bytes) -> None:

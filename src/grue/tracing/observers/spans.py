@@ -2,19 +2,20 @@
 
 ```
 Episode
-└─ RunTurn
-   ├─ ToolSession, from the first request that offers tools to the turn's end
-   │  ├─ Generation, for each completion that was asked for
-   │  └─ ToolUse, for each call that was sent to its server
-   ├─ Generation, for a completion before the first offer of tools, or in a turn without tools
-   └─ ToolUse, for each call that the host itself makes and records after the turn has ended
+├─ RunTurn
+│  ├─ ToolSession, from the first request that offers tools to the turn's end
+│  │  ├─ Generation, for each completion that the agent asks for
+│  │  └─ ToolUse, for each call that was sent to its server
+│  │     └─ Generation, for each completion that the server asks for (sampling)
+│  ├─ Generation, for a completion before the first offer of tools, or in a turn without tools
+│  └─ ToolUse, for each call that the host makes after the turn, and records with the turn's number
+└─ ToolSession, which the host opens outside turns
+   └─ ToolUse, for each other call that the host makes in it
 ```
 
-An envelope belongs to the turn or session of the envelope that caused it. If it has no cause (a deadline, a
-crash), or that turn is over, it belongs to the latest open turn that has its turn number. A session that was
-opened outside a turn is a child of the episode. The calls that the host makes in it are children of the
-session, or, if the host records them with the number of the turn that has just ended, of that turn. For any
-sequence of envelopes:
+An envelope belongs to the turn or session of its cause. If that is over, or the envelope has no cause (a
+deadline, a crash), `SpanFeed._find` looks for an open turn with the envelope's turn number, and then for a
+session outside turns. For any sequence of envelopes:
 - Each span that is opened is closed exactly once, at the latest by `finish`, and after everything inside it,
   except for a host's calls in a turn that has ended.
 - A completion or call that is open when its turn ends is closed without an outcome. So is a turn whose end is
@@ -233,7 +234,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):
-    """An event without duration in a span. `facts` has names and ids, but no content of models or tools."""
+    """An event without duration in a span. `facts` is sent even if content is not."""
 
     span: SpanId
     at: float
@@ -443,7 +444,7 @@ class SpanFeed:
         self._asked = self._asked or command
 
     def _abandon(self, scope: SpanScope) -> None:
-        """End a turn whose end is not recorded, at the time of its last envelope."""
+        """End a turn or a session whose end is not recorded, at the time of its last envelope."""
         verdict = CUT_OFF if scope.crash is None else crash_verdict(scope.crash)
         self._end_scope(scope, scope.last_at, None, verdict)
 
@@ -524,7 +525,6 @@ class SpanFeed:
                 self._outside_turns(scope, body)
 
     def _learn(self, scope: SpanScope, model: str, endpoint: str) -> None:
-        """Store the model and endpoint that a message names, unless an endpoint is known already."""
         if not scope.asks.address:
             self._asks = scope.asks = replace(scope.asks, model=model, address=endpoint)
 
@@ -635,7 +635,7 @@ class SpanFeed:
         return self._open(scope, use, self._called_by(scope, began.turn)).span
 
     def _called_by(self, scope: SpanScope, turn: int) -> SpanId:
-        """Return the parent span of a tool call. `turn` is the turn number in the call's envelope."""
+        """Return the parent span of a tool call with the turn number `turn`."""
         number, span = self._ended_turn
         outside = isinstance(scope.command, m.OpenSession) and turn != scope.turn
         return span if outside and turn == number else scope.innermost
