@@ -19,9 +19,7 @@ message, a reply or a timer, or has ended, so a test needs no sleeps. `TraceWatc
 recorded messages, also for whole turns: `Runner(..., recorder=watch.recorder)`.
 
 `virtual_time` runs a test in an event loop with a virtual clock, which jumps to the next timer when all tasks
-wait. If there is none, the loop raises `Deadlock`, with the line at which each task waits. The loop refuses
-processes, sockets and pipes. The clock stands still while a thread works; if that takes 30 s of real time,
-the loop raises `Deadlock` too.
+wait, and stands still while a thread works. The loop refuses processes, sockets and pipes.
 """
 
 import asyncio
@@ -381,8 +379,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return call
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake the callers of `idle`. Without any, advance the clock by `timeout_s`, to the next timer."""
-        # Raises `Deadlock` if there are no callers of `idle`, and no timer (`timeout_s` is `None`).
+        """Wake the callers of `idle`. Without any, advance the clock by `timeout_s`; `None`: `Deadlock`."""
         waiting, self._waiting_for_idle = self._waiting_for_idle, []
         for waiter in waiting:
             if not waiter.done():

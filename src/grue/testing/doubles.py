@@ -182,7 +182,7 @@ class MockLLMClient:
         return response
 
     def close(self) -> None:
-        """Do nothing; real clients close their connections here."""
+        """Do nothing."""
 
     def _supports_tool_calling(self, model: str, config: object = None) -> bool:
         del config

@@ -4,7 +4,6 @@
 script = [stalled(text_reply("take lamp")), rate_limited(1), text_reply("take lamp")]
 ```
 
-The faults that take a reply work in every format, whether the reply is streamed or not. Only
 `error_in_stream` and `garbage_in_stream` change nothing in a reply that is not streamed. `after` is the
 fraction of the body or, in a stream, of its events that is sent before the fault.
 """

@@ -385,7 +385,7 @@ class ScriptedLlmServer:
         return reply
 
     def listing(self, path: str, headers: Mapping[str, str]) -> LlmReply:
-        """Return the reply to a GET, which may be about models, batches or their results."""
+        """Answer a GET, and record it unless it is about batches."""
         if self.batches.takes(path):
             return self.batches.answer("GET", path, headers, b"")
         with self._lock:
@@ -447,7 +447,7 @@ class ScriptedLlmServer:
 
 
 def _wake(connection: socket.socket) -> None:
-    # The shutdown also ends the thread that waits for the connection's next request.
+    # This ends the thread that waits for the connection's next request.
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 

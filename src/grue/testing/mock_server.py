@@ -47,10 +47,9 @@ except ImportError as error:
     ) from error
 
 
-class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
-    """Yields a client's messages, but answers `initialize` requests itself, with an error."""
-
-    # After an `initialize`, even a refused one, the SDK's server expects older revisions on the connection.
+class _WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
+    # Answers `initialize` itself, with an error: after an `initialize`, even a refused one, the SDK's server
+    # expects older revisions on the connection.
 
     def __init__(self, read: Any, write: Any) -> None:
         self._read = read
@@ -58,11 +57,9 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
 
     @property
     def last_context(self) -> Any:
-        """The `contextvars` context in which the last message was sent; `None`: not known."""
         return getattr(self._read, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
-        """Return the next message; raises `anyio.EndOfStream` when the client has closed its side."""
         while True:
             item: SessionMessage | Exception = await self._read.receive()
             request = item.message if isinstance(item, SessionMessage) else None
@@ -73,7 +70,6 @@ class WithoutInitialize(ObjectReceiveStream[SessionMessage | Exception]):
             await self._write.send(SessionMessage(message=refusal))
 
     async def aclose(self) -> None:
-        """Close the inner stream."""
         await self._read.aclose()
 
 
@@ -226,7 +222,7 @@ class MockServer(MCPServer[Any]):
     async def serve_stdio(self) -> None:
         """Serve one client over standard input and output, until the input ends."""
         async with stdio_server() as (read, write):
-            reading = WithoutInitialize(read, write) if self._era == "stateless" else read
+            reading = _WithoutInitialize(read, write) if self._era == "stateless" else read
             await self._lowlevel_server.run(
                 reading, write, self._lowlevel_server.create_initialization_options()
             )
@@ -297,11 +293,9 @@ class MockServer(MCPServer[Any]):
     async def _check_request(
         self, ctx: "ServerRequestContext[Any, Any]", call_next: "CallNext"
     ) -> "HandlerResult":
-        """Pass a request on. Refuse a feature or revision that is off, unknown names, missing arguments."""
-        if any(ctx.method in _METHODS[feature] for feature in self._without):
-            raise ProtocolError(types.METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
+        off = any(ctx.method in _METHODS[feature] for feature in self._without)
         modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
-        if self._era == "initialize" and (modern or ctx.method == "server/discover"):
+        if off or (self._era == "initialize" and (modern or ctx.method == "server/discover")):
             raise ProtocolError(types.METHOD_NOT_FOUND, f"Method not found: {ctx.method}")
         if self._era == "stateless" and not modern:
             raise _unsupported(ctx.protocol_version)
@@ -341,8 +335,6 @@ class MockServer(MCPServer[Any]):
                 known = {*(each.uri_template for each in templates)}
                 if uri not in known | {str(each.uri) for each in self._resource_manager.list_resources()}:
                     raise ProtocolError(types.INVALID_PARAMS, f"Unknown resource: {uri}")
-            case _:
-                pass
 
     def _required_of(self, prompt: str) -> list[str]:
         known = self._prompt_manager.get_prompt(prompt)

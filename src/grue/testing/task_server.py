@@ -31,9 +31,7 @@ DIED = 3
 _NO_METHOD, _NO_TASK, _BROKEN = -32601, -32602, -32603
 
 
-class TaskRefusal(Exception):  # noqa: N818 - named as what the server does
-    """Raised to answer a request with a JSON-RPC error."""
-
+class _TaskRefusal(Exception):  # noqa: N818 - named as what the server does
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
@@ -64,7 +62,7 @@ class TaskServer:
         self._record(method, params)
         try:
             result = self.answer(method, params)
-        except TaskRefusal as refusal:
+        except _TaskRefusal as refusal:
             self._write({"id": request_id, "error": {"code": refusal.code, "message": str(refusal)}})
             return
         if result is None:
@@ -106,7 +104,7 @@ class TaskServer:
                 self._keep()
                 return {} if self._extension else self._state(task)
             case _:
-                raise TaskRefusal(_NO_METHOD, f"there is no {method}")
+                raise _TaskRefusal(_NO_METHOD, f"there is no {method}")
 
     def _tools(self) -> dict[str, Any]:
         schema = {"type": "object"}
@@ -122,9 +120,9 @@ class TaskServer:
     def _create(self, params: dict[str, Any]) -> dict[str, Any]:
         wanted = params.get("_meta", {}).get("io.modelcontextprotocol/clientCapabilities", {})
         if self._extension and EXTENSION not in wanted.get("extensions", {}):
-            raise TaskRefusal(-32003, "the client has not declared that it can follow tasks")
+            raise _TaskRefusal(-32003, "the client has not declared that it can follow tasks")
         if not self._extension and "task" not in params:
-            raise TaskRefusal(_NO_METHOD, "research has to be called as a task")
+            raise _TaskRefusal(_NO_METHOD, "research has to be called as a task")
         name = f"task-{len(self._tasks) + 1}"
         self._tasks[name] = task = {"taskId": name, "status": "working", "polls": 0, "answers": {}}
         self._keep()
@@ -155,9 +153,9 @@ class TaskServer:
             case "die":
                 sys.exit(DIED)
             case "refused":
-                raise TaskRefusal(_BROKEN, "the store is down")
+                raise _TaskRefusal(_BROKEN, "the store is down")
             case "lost":
-                raise TaskRefusal(_NO_TASK, f"there is no task {task['taskId']}")
+                raise _TaskRefusal(_NO_TASK, f"there is no task {task['taskId']}")
             case "unusable":
                 return {**self._state(task), "status": "odd"}
         return {**self._state(task), **(self._inline(task) if self._extension else {})}
@@ -174,7 +172,7 @@ class TaskServer:
 
     def _collect(self, task: dict[str, Any]) -> dict[str, Any]:
         if task["status"] == "failed":
-            raise TaskRefusal(_BROKEN, "the library is closed")
+            raise _TaskRefusal(_BROKEN, "the library is closed")
         if task["status"] == "input_required":
             self._asked += 1
             self._write({"id": f"question-{self._asked}", **QUESTION})
@@ -189,7 +187,7 @@ class TaskServer:
     def _task(self, params: dict[str, Any]) -> dict[str, Any]:
         task = self._tasks.get(str(params.get("taskId")))
         if task is None:
-            raise TaskRefusal(_NO_TASK, f"there is no task {params.get('taskId')}")
+            raise _TaskRefusal(_NO_TASK, f"there is no task {params.get('taskId')}")
         return task
 
     def _keep(self) -> None:

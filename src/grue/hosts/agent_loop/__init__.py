@@ -9,8 +9,7 @@ with AgentLoop(llm, servers={"files": StdioServer(command="mcp-files")}) as loop
     print(loop.run("Read the first one."))
 ```
 
-In a test, `AgentLoop(llm, invoke_mcp_tool=invoke)` calls `invoke(name, arguments)` for each call of an MCP
-tool. Then no server in `servers` is started, and the package `mcp` is not needed for MCP tools.
+In a test, `AgentLoop(llm, invoke_mcp_tool=invoke)` calls `invoke(name, arguments)` in place of MCP servers.
 """
 
 from grue.hosts.agent_loop.events import LoopEvent, ToolEnded, ToolStarted, Words

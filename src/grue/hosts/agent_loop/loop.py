@@ -1,8 +1,5 @@
 """`AgentLoop`: sends inputs to a model with tools and returns its answers, all in one conversation.
 
-Each input is a turn of a `Runner`. The tool `read` of the MCP server `files` is called `mcp.files.read`. If
-`tools` is a list, a function `add` in it is called `tools.add`, and a `ShellTool` is called `shell.run`.
-
 `list_mcp_tools` and `invoke_mcp_tool` use one MCP server for the whole program. Their client is made at the
 first call and closed by `reset_mcp_client`, by `configure_mcp_client`, or when the interpreter exits. For
 several servers, use a `ToolClient`.
@@ -99,7 +96,7 @@ def _without_mcp(settings: Mapping[str, T]) -> dict[str, T]:
 
 
 def prefixed_lock(lock: ToolLock) -> ToolLock:
-    """Return a tool lock in which every server's name has the prefix `mcp.`: `files` is `mcp.files`."""
+    """Return a tool lock in which every server's name has the prefix `mcp.`."""
     return replace(
         lock,
         servers={f"{MCP_PREFIX}{name}": pins for name, pins in lock.servers.items()},

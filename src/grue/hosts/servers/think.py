@@ -213,11 +213,6 @@ def initialize(session: Session, params: Json) -> Json:
     }
 
 
-def ping(_session: Session, _params: Json) -> Json:
-    """Return an empty result."""
-    return {}
-
-
 def list_tools(session: Session, params: Json) -> Json:
     """Describe the tool, with the fields that exist in the agreed protocol version."""
     if params.get("cursor") is not None:
@@ -251,7 +246,7 @@ def call_tool(session: Session, params: Json) -> Json:
 
 METHODS: dict[str, Callable[[Session, Json], Json]] = {
     "initialize": initialize,
-    "ping": ping,
+    "ping": lambda _session, _params: {},
     "tools/list": list_tools,
     "tools/call": call_tool,
 }
@@ -328,7 +323,7 @@ def answer_line(session: Session, line: bytes) -> bytes | None:
             reply = _error(None, PARSE_ERROR, f"not a JSON message: {error}")
         else:
             reply = answer(session, message)
-    # json.dumps escapes everything outside ASCII, so a reply is always one line.
+    # json.dumps escapes newlines in texts and adds none, so a reply is always one line.
     return None if reply is None else json.dumps(reply, separators=(",", ":")).encode() + b"\n"
 
 

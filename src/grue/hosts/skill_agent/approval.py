@@ -35,7 +35,7 @@ class JudgedAction(Struct, frozen=True):
 
 
 class Judge(Struct, kw_only=True):
-    """Judges the actions of replies. A question that a person has answered already is not asked again."""
+    """Judges the actions of a run's replies."""
 
     run: Run
     approve: AskPerson | None

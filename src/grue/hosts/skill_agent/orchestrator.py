@@ -117,7 +117,6 @@ class Orchestrator:
         """Go on with the run in `folder`, and return its result.
 
         The run may have been interrupted, killed or parked, or have ended without the action `finish`.
-
         An action that was under way when the process was killed is repeated only if it is read-only or
         idempotent. Otherwise the model is told that the action may have had an effect.
 

@@ -34,12 +34,11 @@ def build_prompt(
     listed = [{"name": skill.name, "description": skill.description} for skill in skills]
     if listed:
         sections.append(f"SKILLS:\n{_json(listed)}")
-    sections.append(mcp_section(mcp_tools))
+    sections.append(_mcp_section(mcp_tools))
     return "\n\n".join(section for section in sections if section)
 
 
-def mcp_section(tools: Iterable[McpToolInfo]) -> str:
-    """Return the section `MCP_TOOLS`; empty if there are no tools."""
+def _mcp_section(tools: Iterable[McpToolInfo]) -> str:
     catalogue = [
         {
             "name": tool.name,
@@ -59,7 +58,7 @@ def results_text(results: Iterable[StepExecutionResult]) -> str:
 
 def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
     """Return a text that says which `tools` there are now; empty if the text `system` lists the same."""
-    section = mcp_section(tools)
+    section = _mcp_section(tools)
     if section:
         return "" if section in system else f"The tools have changed.\n\n{section}"
     return "There are no MCP tools any more." if "\nMCP_TOOLS:\n" in system else ""

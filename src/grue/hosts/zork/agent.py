@@ -1,7 +1,7 @@
 """The synchronous agent that a host uses: one blocking call for each turn, which returns a dict.
 
-A turn calls the methods of the agent's client and manager, in place of an endpoint and an MCP server. Of
-grue's own `LLMClient` and `MCPManager` it uses only the settings, unless their methods are overridden.
+Of grue's own `LLMClient` and `MCPManager`, a turn uses only the settings, unless a program has overridden
+their methods. A turn calls the methods of other clients and managers.
 """
 
 import functools
@@ -35,7 +35,7 @@ from grue.protocol.turn.prices import Spent
 from grue.tool_sessions.server_specs import McpServer
 
 FALLBACK_ACTION = "look"
-"""The command that is played if the model gives no command. It usually does no more than use a game turn."""
+"""The command that is played if the model gives no playable one. It usually only uses up a game turn."""
 
 
 class AgentResponse(BaseModel):
@@ -57,7 +57,7 @@ def playable(response: AgentResponse) -> AgentResponse:
 
 
 def answer_spec() -> AnswerSpec[AgentResponse]:
-    """Return the spec of a turn's answer: an `AgentResponse` with one command that the game takes."""
+    """Return the spec of a turn's answer: an `AgentResponse` that `playable` accepts, or the fallback."""
     return AnswerSpec.from_model(
         AgentResponse, check=playable, fallback=AgentResponse(thinking="", action=FALLBACK_ACTION), told=True
     )
@@ -148,8 +148,7 @@ def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"
 _TOLD_S = 2.0
-"""How many seconds the end of a turn may wait for the Langfuse client. A few milliseconds are usually enough;
-the first turn may have to wait for the import of langfuse."""
+"""How long the end of a turn may wait for the Langfuse client, which the first turn may have to import."""
 
 
 class ZorkAgent:

@@ -1,8 +1,4 @@
-"""`LLMClient`: a synchronous client for chat completions, with the same wire formats and retries as a turn.
-
-By default, a turn uses only the client's endpoint. If a program has overridden `chat_completions_create`,
-`chat.completions.create` or `_supports_tool_calling`, the turn calls that method.
-"""
+"""`LLMClient`: a synchronous client for chat completions, with the wire formats and retries of a turn."""
 
 import dataclasses
 import functools
@@ -88,7 +84,7 @@ class LLMClient:
         self.close()
 
     def close(self) -> None:
-        """Close a blocking `transport` that the user passed. Other connections live for one request."""
+        """Close a blocking `transport` that the user passed."""
         if isinstance(self._transport, _InThreads):
             self._transport.close()
 

@@ -1,8 +1,4 @@
-"""`MCPManager`: coroutines to connect to one MCP server, list its tools and call them.
-
-By default, a turn takes only the settings from an `MCPManager`, and opens sessions of its own. If a program
-overrides one of `TURN_METHODS`, a turn calls the coroutines, by `manager_connection.py`.
-"""
+"""`MCPManager`: coroutines to connect to one MCP server, list its tools and call them."""
 
 import logging
 import weakref
@@ -36,11 +32,10 @@ class TurnUse(Struct, frozen=True):
     startup_timeout_s: float
 
 
-class SessionNews:
+class _SessionNews:
     """An observer of a manager's sessions, which passes their messages to the manager's observers.
 
-    During a turn, it only records what the turn does not report to the same observers, such as a changed
-    tool. An open session refers to this object, so a reference to the manager here would keep it alive.
+    An open session refers to this object, so a reference to the manager here would keep the manager alive.
     """
 
     def __init__(self) -> None:
@@ -48,10 +43,10 @@ class SessionNews:
         self.turn: TurnUse | None = None
 
     def __call__(self, envelope: Envelope[Any], line: bytes) -> None:
-        """Pass a message to the observers; in a turn, only record notes and changed tools in the trace."""
         if self.turn is None:
             for observer in self.observers:
                 observer(envelope, line)
+        # The turn reports everything else to the same observers itself.
         elif isinstance(envelope.body, m.ServerNoted | m.ToolDrifted):
             self.turn.note(envelope.body, sender=envelope.sender)
 
@@ -91,7 +86,7 @@ class MCPManager:
         self.connection: Settled = Untried()
         self.recorder = Recorder()
         hide_secrets(self.recorder, [self.tool_server])
-        self._news = SessionNews()
+        self._news = _SessionNews()
         self._startup_failure: m.ServerFailure | None = None
         self.recorder.add(self._news)
         if logger is not None:
@@ -222,7 +217,7 @@ class MCPManager:
             return tool_results.call_failed(str(error))
 
     def lend(self, turn: TurnUse | None) -> None:
-        """Set the turn that uses this manager; `None`: none does. See `connect_session` for the effect."""
+        """Set the turn that uses this manager; `None`: none does."""
         self._news.turn = turn
 
     def kill_leftovers(self) -> None:
@@ -263,4 +258,5 @@ TURN_METHODS = own_methods(
         "_parse_tool_name",
     ),
 )
-"""The methods that a turn calls only if a program has overridden one of them."""
+"""If a program has overridden one of these, a turn calls the manager (`manager_connection.py`). Otherwise the
+turn takes only the settings from the manager, and opens sessions of its own."""

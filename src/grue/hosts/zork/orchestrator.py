@@ -33,7 +33,7 @@ from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.runtime.safe_text import beginning
 
 RECENT = 6
-"""How many past commands the model is shown. `stuck_warning` looks at no more commands than these."""
+"""How many past commands the model is shown."""
 
 _REPLY_CHARS = 160
 
@@ -219,7 +219,7 @@ class GameState(Struct, kw_only=True):
 
 
 class EpisodeResult(Struct, frozen=True, kw_only=True):
-    """How an episode ended, or its state so far. Programs write it to `result.json`."""
+    """How an episode ended, or its state so far."""
 
     episode_id: str
     game: str

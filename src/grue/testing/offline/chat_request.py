@@ -52,17 +52,13 @@ class Tool(Struct, frozen=True):
     function: Function
 
 
-class NamedSchema(Struct, frozen=True):
-    """The JSON Schema that an answer must match."""
-
+class _NamedSchema(Struct, frozen=True):
     schema: m.JsonObject
 
 
-class ResponseFormat(Struct, frozen=True):
-    """The form of the answer. The field `json_schema` belongs to the type of that name."""
-
+class _ResponseFormat(Struct, frozen=True):
     type: Literal["text", "json_object", "json_schema"] = "text"
-    json_schema: NamedSchema | None = None
+    json_schema: _NamedSchema | None = None  # for the type of that name
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):
@@ -72,7 +68,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
     messages: tuple[ChatMessage, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: Literal["auto", "none"] = "auto"
-    response_format: ResponseFormat | None = None
+    response_format: _ResponseFormat | None = None
 
     @property
     def offered(self) -> tuple[Function, ...]:

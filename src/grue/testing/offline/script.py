@@ -129,7 +129,7 @@ def _tokens(characters: int) -> int:
 
 
 _THOUGHTFUL: Final = re.compile(r"thought|think|reason|reflect|ponder", re.IGNORECASE)
-_HARMLESS: Final = re.compile(r"\becho\b|(?<![a-z])echo(?![a-z])", re.IGNORECASE)
+_HARMLESS: Final = re.compile(r"(?<![a-z])echo(?![a-z])", re.IGNORECASE)
 
 
 class ThinkingTool(Struct, frozen=True):

@@ -50,7 +50,7 @@ class _Events(httpx.AsyncByteStream, httpx.SyncByteStream):
 
 
 class ScriptedModelTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
-    """An httpx transport that answers requests for completions and models at any URL, without network or key.
+    """Answers requests to any host for completions and models, without network or API key.
 
     It has no state: one instance can serve any number of clients. `script` answers the requests; `None`: play
     a game with `playbook`, or explore it. `strict_names`: allow only letters, digits, `_` and `-` in function

@@ -87,7 +87,7 @@ def chat_tool(tool: Json, parameters: str) -> Json:
 
 
 def number_of(*said: object) -> str:
-    """Return a digest of the arguments, for ids."""
+    """Return a digest of the arguments: 24 hexadecimal digits."""
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 

@@ -72,15 +72,13 @@ def _others(items: list[Json]) -> Iterator[Json]:
         if item.get("type") == "function_call_output":
             output = item["output"]
             waiting += [] if isinstance(output, str) else [each for each in output if "text" not in each]
-        elif waiting:
+            yield {"role": "tool", "tool_call_id": item["call_id"], "content": _text(output)}
+            continue
+        if waiting:
             yield {"role": "user", "content": _parts(waiting)}
             waiting = []
-        if item.get("type") == "function_call_output":
-            yield {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
-        else:
-            role = "system" if item["role"] == "developer" else item["role"]
-            said = item["content"]
-            yield {"role": role, "content": said if isinstance(said, str) else _parts(said)}
+        role, said = "system" if item["role"] == "developer" else item["role"], item["content"]
+        yield {"role": role, "content": said if isinstance(said, str) else _parts(said)}
     if waiting:
         yield {"role": "user", "content": _parts(waiting)}
 

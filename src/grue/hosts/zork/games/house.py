@@ -17,7 +17,7 @@ _OVER: Final = "The story is over. It was a good one."
 
 
 class HouseGame:
-    """The embedded text adventure: a `Game` that sets every field of its observations."""
+    """The House as a `Game`. It sets every field of its observations."""
 
     name: Final = "The House"
     fingerprint: Final = "house 1"

@@ -56,34 +56,32 @@ def is_dark(state: State) -> bool:
     return HOUSE.rooms[state.room].dark and not lit
 
 
-def things_at(state: State, place: str) -> list[str]:
-    """List the things in a room, in a container or with the player, in a fixed order."""
+def _things_at(state: State, place: str) -> list[str]:
     return [name for name in HOUSE.portable if state.places[name] == place]
 
 
 def within_reach(state: State) -> list[str]:
     """List the things that a command may refer to now; in the dark, only what is carried and a few others."""
-    carried = things_at(state, PLAYER)
+    carried = _things_at(state, PLAYER)
     if is_dark(state):
         by_feel = [name for name in ("lantern", "musicbox") if state.places[name] == state.room]
         return [*carried, *by_feel, *(["grue"] if state.room in HOUSE.scenery["grue"].rooms else [])]
     reach = [name for name, thing in HOUSE.scenery.items() if state.room in thing.rooms]
-    reach += carried + things_at(state, state.room)
+    reach += carried + _things_at(state, state.room)
     # The desk comes first in `CONTAINERS`, because the teapot, which is a container too, may be in the desk.
     for container in CONTAINERS:
         if container in reach and f"{container}_open" in state.flags:
-            reach += things_at(state, container)
+            reach += _things_at(state, container)
     return reach
 
 
 def the(name: str) -> str:
-    """Return a thing's name after "the"; a person's name, such as "Mr Pym", has no article."""
+    """Return "the" and a thing's name; only the name if it is a proper name, such as "Mr Pym"."""
     thing = THINGS[name]
     return f"the {thing.name}" if thing.article or thing.name[0].islower() else thing.name
 
 
-def upper_first(text: str) -> str:
-    """Return a text that begins in upper case."""
+def _upper_first(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
@@ -105,22 +103,21 @@ def find(state: State, words: Words, *, asks: str = "") -> str:
     raise RefusalError(f"You see no {' '.join(words)} here.")
 
 
-def a_list(names: list[str]) -> str:
-    """Return a list of things as text: "a teapot, a key and a postcard"."""
+def _a_list(names: list[str]) -> str:
     *others, last = [f"{THINGS[name].article} {THINGS[name].name}".strip() for name in names] or ["nothing"]
     return f"{', '.join(others)} and {last}" if others else last
 
 
 def inventory(state: State) -> tuple[str, ...]:
     """Return the names of the things that the player carries."""
-    return tuple(THINGS[name].name + _aside(state, name) for name in things_at(state, PLAYER))
+    return tuple(THINGS[name].name + _aside(state, name) for name in _things_at(state, PLAYER))
 
 
 def _aside(state: State, name: str) -> str:
     if name == "lantern" and "lantern_lit" in state.flags:
         return " (lit)"
-    inside = things_at(state, name) if f"{name}_open" in state.flags else []
-    return f" (holding {a_list(inside)})" if inside else ""
+    inside = _things_at(state, name) if f"{name}_open" in state.flags else []
+    return f" (holding {_a_list(inside)})" if inside else ""
 
 
 def describe(state: State, case: Case) -> str:
@@ -143,16 +140,16 @@ def describe(state: State, case: Case) -> str:
 
 
 def _lying_about(state: State) -> list[str]:
-    here = things_at(state, state.room)
+    here = _things_at(state, state.room)
     lines = [THINGS[name].glimpse for name in here if THINGS[name].place == state.room]
     dropped = [name for name in here if THINGS[name].place != state.room]
     if dropped:
-        lines.append(f"On the floor: {a_list(dropped)}.")
+        lines.append(f"On the floor: {_a_list(dropped)}.")
     for container in CONTAINERS:
-        inside = things_at(state, container)
+        inside = _things_at(state, container)
         in_room = container in here or state.room in THINGS[container].rooms
         if inside and in_room and f"{container}_open" in state.flags:
-            lines.append(f"In {the(container)}: {a_list(inside)}.")
+            lines.append(f"In {the(container)}: {_a_list(inside)}.")
     return [" ".join(lines)] if lines else []
 
 
@@ -197,10 +194,9 @@ def hazard(turn: Turn, name: str) -> str:
     return HOUSE.hazards[name]
 
 
-def give(turn: Turn, name: str) -> str:
-    """Give a thing to the character that the command names."""
+def _give(turn: Turn, name: str) -> str:
     if turn.phrase.second:
-        return hand_over(turn, name, find(turn.state, turn.phrase.second))
+        return _hand_over(turn, name, find(turn.state, turn.phrase.second))
     raise RefusalError(
         f"Feed {the(name)} with what?" if turn.phrase.verb == "feed" else f"Give {the(name)} to whom?"
     )
@@ -216,15 +212,14 @@ def gift_and_receiver(state: State, words: Words) -> tuple[str, str] | None:
     return None
 
 
-def hand_over(turn: Turn, name: str, receiver: str) -> str:
-    """Give one thing to one character."""
+def _hand_over(turn: Turn, name: str, receiver: str) -> str:
     if turn.phrase.preposition == "with" and receiver in HOUSE.portable:
         name, receiver = receiver, name  # "feed the cat with sardines" names the receiver first
     if turn.state.places.get(name) != PLAYER:
         raise RefusalError(f"You are not holding {the(name)}.")
     match receiver, name:
         case "cat", "sardines":
-            return feed_cat(turn)
+            return _feed_cat(turn)
         case "cat", _:
             return turn.fill("The {cat} looks at it, then at you, as one looks at a spelling mistake.")
         case "notary", "deed":
@@ -232,14 +227,13 @@ def hand_over(turn: Turn, name: str, receiver: str) -> str:
         case "notary", _:
             return '"Is it a deed?" says Mr Pym, with his eyes shut. "Then no, but thank you."'
         case "grue", "musicbox":
-            return wind(turn, name)
+            return _wind(turn, name)
         case "plant", _:
             return "The plant bows, and declines. It prefers its meals to come of their own accord."
-    raise RefusalError(f"{upper_first(the(receiver))} has no use for it.")
+    raise RefusalError(f"{_upper_first(the(receiver))} has no use for it.")
 
 
-def feed_cat(turn: Turn) -> str:
-    """Give the sardines to the cat."""
+def _feed_cat(turn: Turn) -> str:
     turn.state.places["sardines"] = GONE
     turn.state.flags.add("cat_fed")
     turn.award("cat")
@@ -261,15 +255,14 @@ def _stamp(turn: Turn) -> str:
     )
 
 
-def talk(turn: Turn, name: str) -> str:
-    """Talk to a character; Mr Pym answers with a hint for the next step."""
+def _talk(turn: Turn, name: str) -> str:
     if name == "cat":
         return turn.fill("The {cat} opens one eye, to be polite, and closes it, to be honest.")
     if name == "grue":
         whole = turn.happened("grue_content")
         return "Quite softly, the whole tune." if whole else "A pause. It hums to you, and stops short."
     if name != "notary":
-        raise RefusalError(f"{upper_first(the(name))} keeps its own counsel.")
+        raise RefusalError(f"{_upper_first(the(name))} keeps its own counsel.")
     turn.state.flags.add("pym_awake")
     return turn.fill(_advice(turn.state))
 
@@ -293,8 +286,7 @@ def _advice(state: State) -> str:
     )
 
 
-def wind(turn: Turn, name: str) -> str:
-    """Play the music box, or try to wind something else."""
+def _wind(turn: Turn, name: str) -> str:
     if name == "clock":
         return "It would rather not. It is making a point."
     if name != "musicbox":
@@ -357,8 +349,8 @@ def _examine(turn: Turn, name: str) -> str:
         turn.award("telescope")
     if name == "letter":
         turn.award("letter")
-    if turn.happened(f"{name}_open") and things_at(turn.state, name):
-        text += f" In it: {a_list(things_at(turn.state, name))}."
+    if turn.happened(f"{name}_open") and _things_at(turn.state, name):
+        text += f" In it: {_a_list(_things_at(turn.state, name))}."
     return turn.fill(f"{text}\n{thing.reading}" if thing.reading else text)
 
 
@@ -381,7 +373,7 @@ def _drop(turn: Turn, name: str) -> str:
     if state.places.get(name) != PLAYER:
         raise RefusalError("You are not carrying that.")
     if name == "sardines" and state.room == "kitchen" and not turn.happened("cat_fed"):
-        return feed_cat(turn)
+        return _feed_cat(turn)
     state.places[name] = state.room
     return "Dropped."
 
@@ -391,13 +383,13 @@ def _put(turn: Turn, name: str) -> str:
         raise RefusalError(f"Put {the(name)} where?")
     target = find(turn.state, turn.phrase.second)
     if target == "cat" or target == "notary":
-        return hand_over(turn, name, target)
+        return _hand_over(turn, name, target)
     if not THINGS[target].holds:
-        raise RefusalError(f"{upper_first(the(target))} is no place for it.")
+        raise RefusalError(f"{_upper_first(the(target))} is no place for it.")
     if turn.state.places.get(name) != PLAYER:
         raise RefusalError("You are not carrying that.")
     if not turn.happened(f"{target}_open"):
-        raise RefusalError(f"{upper_first(the(target))} is shut.")
+        raise RefusalError(f"{_upper_first(the(target))} is shut.")
     if name == target or (target == "teapot" and not HOUSE.portable[name].small):
         raise RefusalError("It does not fit, and the teapot has its pride.")
     turn.state.places[name] = target
@@ -413,8 +405,8 @@ def _open(turn: Turn, name: str) -> str:
             return "The desk is locked. It has a small brass keyhole, and an air of having been asked before."
         case "teapot" if not turn.happened("teapot_open"):
             state.flags.add("teapot_open")
-            inside = things_at(state, "teapot")
-            return f"In the teapot: {a_list(inside)}." if inside else "You take off the lid. Tea, once."
+            inside = _things_at(state, "teapot")
+            return f"In the teapot: {_a_list(inside)}." if inside else "You take off the lid. Tea, once."
         case "door" if not turn.happened("door_open"):
             state.flags.add("door_open")
             return "You try the handle. The door, which has been waiting for somebody to, swings open."
@@ -425,7 +417,7 @@ def _open(turn: Turn, name: str) -> str:
         case "vaultdoor" if not turn.happened("vault_open"):
             return "It has no handle, only the three dials. It would have to be a number of three figures."
         case "musicbox":
-            return wind(turn, name)
+            return _wind(turn, name)
         case "sardines" | "biscuits" | "deed" | "letter" | "volume" | "bible":
             return _examine(turn, name)
         case "desk" | "teapot" | "door" | "vaultdoor":
@@ -448,13 +440,13 @@ def _unlock(turn: Turn, name: str) -> str:
         raise RefusalError("That is not a key.")
     state.flags.add("desk_open")
     turn.award("desk")
-    inside = things_at(state, "desk")
-    return f"The key turns and the lid flies up with a noise like applause. In the desk: {a_list(inside)}."
+    inside = _things_at(state, "desk")
+    return f"The key turns and the lid flies up with a noise like applause. In the desk: {_a_list(inside)}."
 
 
 def _light(turn: Turn, name: str) -> str:
     if name != "lantern":
-        raise RefusalError(f"{upper_first(the(name))} would not thank you for that.")
+        raise RefusalError(f"{_upper_first(the(name))} would not thank you for that.")
     if turn.happened("lantern_lit"):
         raise RefusalError("It is lit.")
     was_dark = is_dark(turn.state)
@@ -494,13 +486,13 @@ def _dial(turn: Turn) -> str:
 def _turn(turn: Turn, name: str) -> str:
     if name in ("dials", "vaultdoor"):
         raise RefusalError("To what? DIAL and a number of three figures would do it.")
-    return wind(turn, name)
+    return _wind(turn, name)
 
 
 def _enter(turn: Turn, name: str) -> str:
     ways = {"house": "n", "door": "in", "trapdoor": "d", "vaultdoor": "n", "hedge": "n"}
     if name not in ways:
-        raise RefusalError(f"{upper_first(the(name))} is not a thing to get into.")
+        raise RefusalError(f"{_upper_first(the(name))} is not a thing to get into.")
     way = ways[name]
     if way not in HOUSE.rooms[turn.state.room].exits:
         way = "out"
@@ -514,8 +506,8 @@ def _touch(turn: Turn, name: str) -> str:
     if name == "dials":
         return _turn(turn, name)
     if name == "notary":
-        return talk(turn, name)
-    return f"{upper_first(the(name))} feels much as one would expect."
+        return _talk(turn, name)
+    return f"{_upper_first(the(name))} feels much as one would expect."
 
 
 def _eat(turn: Turn, name: str) -> str:
@@ -537,8 +529,8 @@ def _use(turn: Turn, name: str) -> str:
         if name == "key":
             turn.phrase = Phrase(verb="unlock")
             return _unlock(turn, target)
-        return hand_over(turn, name, target)
-    rules: dict[str, ThingRule] = {"lantern": _light, "telescope": _examine, "musicbox": wind, "dials": _turn}
+        return _hand_over(turn, name, target)
+    rules = {"lantern": _light, "telescope": _examine, "musicbox": _wind, "dials": _turn}
     if name not in rules:
         raise RefusalError(f"Use {the(name)} how? A plainer verb would help.")
     return rules[name](turn, name)
@@ -546,7 +538,7 @@ def _use(turn: Turn, name: str) -> str:
 
 def _listen(turn: Turn) -> str:
     if turn.state.room in ("cellar", "passage"):
-        return talk(turn, "grue")
+        return _talk(turn, "grue")
     if turn.state.room == "hall" and not turn.happened("pym_awake"):
         return turn.fill("You listen. Mr Pym sleeps on, with a sound like {snore}.")
     return "You listen. The house creaks in an interested way."
@@ -598,17 +590,17 @@ THING_RULES: Final[dict[str, ThingRule]] = {
     "lock": _LEFT_AS_IT_IS,
     "light": _light,
     "douse": _douse,
-    "give": give,
-    "feed": give,
-    "talk": talk,
-    "wind": wind,
+    "give": _give,
+    "feed": _give,
+    "talk": _talk,
+    "wind": _wind,
     "turn": _turn,
     "enter": _enter,
     "climb": _refusing("You are an heir, not a chamois."),
     "touch": _touch,
     "attack": _saying("You were better brought up than that, and so was the house."),
     "eat": _eat,
-    "smell": lambda _turn, name: f"{upper_first(the(name))} smells of itself, and of wax.",
+    "smell": lambda _turn, name: f"{_upper_first(the(name))} smells of itself, and of wax.",
     "use": _use,
 }
 # The dangerous things, each with the verbs that are dangerous for the player.
@@ -660,7 +652,7 @@ def play_verb(turn: Turn) -> str:
     if phrase.verb in ("give", "feed") and not phrase.second:
         pair = gift_and_receiver(turn.state, nouns[0])
         if pair is not None:
-            return hand_over(turn, *pair)
+            return _hand_over(turn, *pair)
     return _act_on(turn, _meant(turn, nouns[0]))
 
 
@@ -683,7 +675,7 @@ def _meant(turn: Turn, words: Words) -> str:
 
 def _several(turn: Turn, nouns: tuple[Words, ...]) -> str:
     if nouns == (("all",),):
-        names = things_at(turn.state, PLAYER)
+        names = _things_at(turn.state, PLAYER)
         if turn.phrase.verb == "take":
             names = [
                 name for name in within_reach(turn.state) if name in HOUSE.portable and name not in names
