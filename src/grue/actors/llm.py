@@ -78,7 +78,7 @@ class Asking:
         self.unreported = self._lost  # the estimated cost so far, reported on failure or cancellation
 
     def take_back(self) -> None:
-        """If text of the reply has been streamed, tell readers of the trace to discard it."""
+        """If text of the reply has been streamed, report that it is to be discarded."""
         if self._shown:
             self.say(m.TextDelta(request=self._command.request, text="", restart=True))
 

@@ -32,7 +32,6 @@ class ProjectTables(Struct, frozen=True):
         return MCPConfigError.Problem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
 
     def __bool__(self) -> bool:
-        """Whether the file has any setting."""
         return bool(self.roots)
 
 

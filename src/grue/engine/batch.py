@@ -52,7 +52,7 @@ class _Completed(Struct, frozen=True):
 
 
 class CompletedTurns:
-    """The completed turns of an earlier run, read from its trace, but no turn with a redacted result."""
+    """The completed turns of an earlier run, read from its trace. A turn with a redacted end is left out."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}

@@ -83,10 +83,7 @@ class Episode:
             return self.submit(work, beside=beside).wait(force_kill=self._registry.kill_now)
 
     async def call_async(self, work: Work[T], *, beside: bool = False) -> T:
-        """Submit work and await its end in the caller's loop.
-
-        If this is cancelled, it cancels the work and waits at most `INTERRUPT_GRACE_S` for its end.
-        """
+        """Submit work and await its end in the caller's loop. A cancellation cancels the work."""
         self.loop.loop_thread.refuse_waiting()
         call = self.submit(work, beside=beside)
         # A separate limiter, so that the waiting thread takes no place in the default limiter of this loop.
@@ -123,7 +120,7 @@ class Episode:
     async def _open(self, group: TaskGroup) -> AsyncIterator[None]:
         self._slots = [self.resources] * self._at_once
         if self._sessions != "fresh":
-            with importing():  # it takes time, and turns with fresh sessions do not need it
+            with importing():  # turns with fresh sessions do not need this import, which takes time
                 from grue.tool_sessions.session_pool import SessionPool
 
             self._pools = [

@@ -488,7 +488,7 @@ class RecordedConnection:
         """Return whether the server lists the tool with the definition that the model was sent."""
         listed = self._live_listing
         live = tuple(replace(each, server=self._server) for each in listed.tools if each.tool == tool)
-        if self._server in self._fork.record.inexact:  # then the tool need only be there
+        if self._server in self._fork.record.inexact:  # the definitions cannot be compared
             return listed.serves_unlisted or bool(live)
         told = next((each for each in self._tools if each.tool == tool), unlisted_tool(self._server, tool))
         call = m.ServerCall(call_id=m.CallId(""), tool=tool, arguments={}, definition=definition_digest(told))

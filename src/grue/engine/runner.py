@@ -547,7 +547,7 @@ class Runner(AsyncToolAccess, Closing):
         return await self._episode.run_async(self._in_sessions(work), beside=True)
 
     def _in_sessions(self, work: SessionWork[V]) -> Work[V]:
-        with importing():  # few runners need it
+        with importing():  # few runners need this import
             from grue.engine.outside_turns.server_sessions import outside_turns
 
         return outside_turns(self._settings(), work)

@@ -240,7 +240,7 @@ def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, Tool
 def servers_for(
     tools: bool | Sequence[str], servers: Mapping[m.ServerName, ToolServer]
 ) -> tuple[m.ServerName, ...]:
-    """Return the servers that a turn opens; `tools` is as in `TurnRequest`."""
+    """Return the servers of a turn; `tools` is as in `TurnRequest`."""
     if isinstance(tools, bool):
         return tuple(servers) if tools else ()
     starts = tuple(_GLOB.split(pattern, maxsplit=1)[0] for pattern in tools)
@@ -316,7 +316,7 @@ class PresumedListings:
         return seen.protocol_version
 
     def on_listed(self, name: m.ServerName) -> Callable[[SeenListing], None] | None:
-        """Return a function that saves a server's listing for the cache; `None`: it must not be cached."""
+        """Return a function that saves a server's listing for the cache; `None`: no turn would use it."""
         if not self._may_remember(name):
             return None
         return lambda seen: self._unsaved.update({name: seen})

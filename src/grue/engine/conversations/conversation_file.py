@@ -329,8 +329,8 @@ def _damaged(path: Path, line: int, why: str) -> ConversationError:
 def lines_to_write(saved: SavedConversation, kept: int, produced: list[bytes]) -> list[bytes]:
     """Return what to append to the file, so that its lines for the last turn become those in `produced`.
 
-    An `Undone` takes back the file's lines from the first that differs. `kept`: the number of lines before
-    the last turn. An empty line in `produced` stands for a `Dropped`.
+    An `Undone` takes back the file's lines from the first that is not as in `produced`. `kept`: the number of
+    lines before the last turn. An empty line in `produced` stands for a `Dropped`.
     """
     wanted = [line or _DROPPED for line in produced]
     same, end = 0, kept

@@ -134,7 +134,7 @@ def _in_trace(
     with os_errors_as(TraceError, f"read the trace {trace}"):
         if not trace_in(trace).exists():
             return None
-    with importing():  # few conversations need it
+    with importing():  # few conversations need this import
         from grue.tracing.reading import open_episode
 
     found: m.ToolCallResult | None = None

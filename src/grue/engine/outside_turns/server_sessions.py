@@ -72,8 +72,8 @@ class SessionSources(Struct, frozen=True, kw_only=True):
 class ServerSessions:
     """At most one session per server, opened when it is first needed. Use it in one asyncio loop only.
 
-    Calls to one server run one at a time, and calls to different servers in parallel. If a server cannot be
-    started, `connect` returns the failure; other methods that need the server raise `MCPServerStartupError`.
+    If a server cannot be started, `connect` returns the failure; other methods that need the server raise
+    `MCPServerStartupError`.
     """
 
     def __init__(self, sources: SessionSources) -> None:
@@ -330,7 +330,6 @@ class _ServerState:
 
 
 SessionWork: TypeAlias = Callable[[ServerSessions], Awaitable[T]]
-"""Work that uses sessions outside turns."""
 
 
 async def with_sessions(sources: SessionSources, work: SessionWork[T]) -> T:

@@ -44,10 +44,9 @@ class ToolClient(ToolAccess):
         print(client.call("files.read", {"path": "notes.txt"}).content)
     ```
 
-    Thread-safe. Threads share one session per server. Calls to one server run one at a time, and calls to
-    different servers run in parallel. Ctrl-C cancels the current call; when the block is then left, each
-    server has only `process_limits.cancelled_grace_s` to exit before it is terminated. If the block is never
-    left, the client is closed at the interpreter's exit or when it is garbage collected.
+    Thread-safe: threads share one session per server. Ctrl-C cancels the current call; when the block is then
+    left, each server has only `process_limits.cancelled_grace_s` to exit before it is terminated. If the
+    block is never left, the client is closed at the interpreter's exit or when it is garbage collected.
 
     Args:
         servers: The tool servers by name, as for a `Runner`.
