@@ -33,7 +33,7 @@ _OWNERS: dict[str, Collection[str]] = {}  # the keywords that classes accept, by
 
 
 class OwnKeywords(StructMeta):
-    """Metaclass of Structs. If a keyword belongs to another class, the `TypeError` names that class."""
+    """Metaclass of Structs: the `TypeError` about an unknown keyword names a similar one, or its class."""
 
     def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)
@@ -58,7 +58,7 @@ class OwnKeywords(StructMeta):
 
 
 def own_keywords(function: F) -> F:
-    """Decorate a method or an `__init__`: it raises the same `TypeError` as `OwnKeywords`."""
+    """Decorate a method or an `__init__`: an unknown keyword raises the `TypeError` of `OwnKeywords`."""
     owner, _, kind = function.__qualname__.rpartition(".")
     names = tuple(signature(function).parameters)[1:]
     if kind == "__init__":
@@ -113,8 +113,7 @@ def check_settings(
     A list becomes a tuple where a tuple is declared, and a path becomes a text; a number or text of another
     library, such as numpy's float64, becomes Python's own. Only the fields in `only` are checked (empty:
     all). Numbers of fields in `above_0` may not be 0, and numbers of fields in `any_number` may have any
-    value. A wrong value raises `MCPConfigError`, whose text shows the value only if it is a number, or, with
-    `show_words`, if one of a few words is expected.
+    value. A wrong value raises `MCPConfigError`. `show_words=False`: it does not quote a wrong word.
     """
     kind = type(settings)
     for name, default in _defaults(kind):

@@ -96,11 +96,11 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
 
 
 class ToSession(Message, frozen=True, kw_only=True):
-    """Base of the messages from the agent to the actor of a session."""
+    """Base of the messages to the actor of a session."""
 
 
 class ToLlm(Message, frozen=True, kw_only=True):
-    """Base of the messages from the agent to the LLM actor."""
+    """Base of the messages to the LLM actor."""
 
 
 class TurnNote(Message, frozen=True, kw_only=True):
@@ -543,9 +543,9 @@ TurnFailure: TypeAlias = (
 )
 
 OutcomeKind = Literal["answered", "forced", "degraded", "fallback"]
-"""How an answer was obtained. `fallback`: the host's fallback value is used. `forced`: the turn stopped the
-tool calls and asked for the final answer (`FinalForced`). `degraded`: configured tools were missing.
-`answered`: none of these. If several words apply, the first of them, in this order, is used."""
+"""How an answer was obtained. `fallback`: the host's fallback value is used. `forced`: the final answer was
+forced (`FinalForced`). `degraded`: configured tools were missing. `answered`: none of these. If several words
+apply, the first of them, in this order, is used."""
 
 
 # --- The agent and the LLM actor
@@ -614,7 +614,6 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
         address: The endpoint's base URL, without user, password and query.
         provider: The provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
         sampling: The sampling settings that are sent, by the names of `LlmSettings`, or of `extra_body`.
-        streams: Whether the endpoint can stream a reply.
         form: The form of requests: the fields of `WireProfile` that the user has set, or grue has learned,
             and that differ from the usual profile of this endpoint. A fork at the same endpoint uses it.
     """
@@ -632,7 +631,6 @@ class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Details of a reply, for telemetry and display only.
 
     Attributes:
-        service_tier: The service tier that answered (OpenAI).
         system_fingerprint: The version of the provider's system (OpenAI).
         first_chunk_s: Seconds from the request to a streamed reply's first event; `None`: not streamed.
     """
@@ -860,8 +858,6 @@ class ServerSampled(Message, frozen=True, kw_only=True):
 class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
     """llm: a model gave no whole reply, or takes no tools. This and later requests go to another model.
 
-    `ThoughtsDropped` may follow, because the new model may be unable to read earlier thoughts.
-
     Attributes:
         model: The model that is passed over.
         address: The base URL of that model's endpoint, without credentials.
@@ -928,10 +924,6 @@ class ToolsUnseen(LlmNote, frozen=True, kw_only=True):
     """llm: the endpoint's token count shows that the prompt did not contain the tools that were sent.
 
     The chat template of a local model may leave tools out without an error. Noted once for each endpoint.
-
-    Attributes:
-        tools: How many tools the request offered.
-        prompt_tokens: How many tokens the endpoint has counted for all of the prompt.
     """
 
     compared = False
@@ -1007,10 +999,7 @@ class TextDelta(LlmNote, frozen=True, kw_only=True):
 
 
 class OpenSession(ToSession, frozen=True, kw_only=True):
-    """agent -> session: connect, with `timeout_s` for each attempt.
-
-    A stdio server gets a new process, unless a process was started in advance or kept after an earlier turn.
-    """
+    """agent -> session: connect, with `timeout_s` for each attempt."""
 
     server: ServerName
     turn: int
@@ -1371,10 +1360,9 @@ class IterationStarted(TurnNote, frozen=True, kw_only=True):
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
     """agent: tools that a request offered before their servers had started were compared with the listings.
 
-    There are two cases. `server` is empty: all servers of the request have listed their tools or are
-    disabled, and the request is not dropped: no tool is in `changed`, or the reply calls none of those. Or
-    `server` is set: a tool call has started this server only now. Calls of its tools in `changed` are not
-    sent, and the model reads why.
+    Without `server`: the request is not dropped, because no tool is in `changed`, or the reply calls none of
+    these. With `server`: a tool call has started this server only now. Calls of its tools in `changed` are
+    not sent, and the model reads why.
 
     Attributes:
         changed: Names of tools that differ from those that the request offered.
@@ -1732,10 +1720,7 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnWaits(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn waits for the reply to its request number `request`. No session is open.
-
-    `item` is that of the `CompletionPostponed`.
-    """
+    """agent -> host: the turn waits for the reply to `request`, `item` of a batch. No session is open."""
 
     turn: int
     request: int
@@ -1745,10 +1730,7 @@ class TurnWaits(Message, frozen=True, kw_only=True):
 class WaitEnded(Message, frozen=True, kw_only=True):
     """agent -> agent: go on with a turn that waited for a batch, or was killed while it asked the model.
 
-    A server starts again when one of its tools is called.
-
-    Attributes:
-        request: Number of the request whose reply is read next.
+    `request` is the number of the request whose reply is read next.
     """
 
     turn: int

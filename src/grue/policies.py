@@ -116,15 +116,12 @@ Misses: TypeAlias = Literal["fail", "call", "ask"]
 
 MediaKind: TypeAlias = Literal["image", "audio", "file"]
 ToolChange: TypeAlias = Literal["added", "removed", "changed"]
-"""How a tool differs from its approved definition."""
 
 ForceReason: TypeAlias = Literal["max_iterations", "no_content", "tool_timeout", "server_died", "budget"]
 """Why the final answer is requested without tools."""
 
 
 # --- The policy for tools
-#
-# A turn's policy is part of its first message, so that the trace shows which policy the turn had.
 
 Verdict = Literal["allow", "ask", "deny"]
 """A rule's verdict: a call is made, is made after a person has approved it, or is not made."""

@@ -200,8 +200,8 @@ _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 """Members of chunks that belong to the whole completion; the last value of each counts."""
 
 _LARGE_WEIGHT = 16 * 2**10
-"""A member of `_KEPT` with more weight counts in `ChatAssembler.held` each time it comes. Of a lighter one,
-which many chunks repeat, only the last value counts."""
+"""A member of `_KEPT` with more weight counts in `ChatAssembler.held` each time it comes, so that the limit
+on `held` bounds the work. Of a lighter one, which many chunks repeat, only the last value counts."""
 
 _MOST_READ = 64 * 2**20
 """The most characters that `_Calls._is_complete` parses for one reply; repeated parsing counts again."""
@@ -315,7 +315,6 @@ class ChatAssembler:
 
     def _keep(self, key: str, value: object) -> None:
         size = w.weight(value)
-        # A large value counts even after it is replaced, so that the limit on `held` bounds the work, too.
         self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
         self._weights[key] = size if size <= _LARGE_WEIGHT else 0
         self._top[key] = value

@@ -29,7 +29,6 @@ from grue.protocol.chat_wire.chat_completions import without_signature
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, TextToolCalls, WireProfile, with_inputs
-from grue.protocol.chat_wire.wire_format import has_attachments
 from grue.protocol.chat_wire.written_calls import read_written, split_thoughts
 from grue.protocol.context.history import History, Mode
 from grue.protocol.json_text import to_json
@@ -245,7 +244,6 @@ class EncodedConversation:
 
     @property
     def _sent_tools(self) -> bytes:
-        """The tools that the request lists, as JSON; empty: it lists none."""
         must_list = self.profile.tools_with_forced and self._has_calls
         if isinstance(self._mode, m.RequireAnswer) and not must_list:
             return b""
@@ -356,7 +354,7 @@ class EncodedConversation:
         entries = self.history.entries
         for at in range(len(entries) - 1, -1, -1):
             entry = entries[at]
-            if isinstance(entry, m.Said) and has_attachments(entry.items, self._accepted):
+            if isinstance(entry, m.Said) and w.has_attachments(entry.items, self._accepted):
                 return at
         return None
 

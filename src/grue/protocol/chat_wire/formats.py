@@ -9,7 +9,6 @@ from grue.protocol.chat_wire.responses import Responses
 from grue.protocol.chat_wire.wire_format import WireFormat
 
 WireName = Literal["chat_completions", "responses", "messages"]
-"""OpenAI's chat completions, OpenAI's responses and Anthropic's messages."""
 
 _ALL: list[WireFormat] = [ChatCompletions(), Responses(), AnthropicMessages()]
 FORMATS: Mapping[str, WireFormat] = {each.name: each for each in _ALL}

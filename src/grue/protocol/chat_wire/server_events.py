@@ -94,8 +94,7 @@ class EventLines:
         """Add the next bytes, and yield the events that they complete; `ValueError` if a line is too long."""
         self._rest += chunk
         while (line := self._line()) is not None:
-            event = self._take(line)
-            if event is not None:
+            if (event := self._take(line)) is not None:
                 yield event
         if len(self._rest) > MAX_LINE_BYTES:
             raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
@@ -103,8 +102,7 @@ class EventLines:
     def end(self) -> Iterator[ServerEvent]:
         """Yield the last event of the stream, if the blank line that should end the event is missing."""
         for last in (bytes(self._rest.removesuffix(b"\r")), b""):
-            event = self._take(last)
-            if event is not None:
+            if (event := self._take(last)) is not None:
                 yield event
         self._rest.clear()
 

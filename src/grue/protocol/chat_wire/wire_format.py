@@ -192,7 +192,7 @@ def read_object(body: bytes) -> m.JsonObject | Fault:
         start = body[:200].decode("utf-8", "replace")
         return Fault(kind="invalid_reply", status=200, message=f"not JSON: {start or 'an empty body'}")
     if not isinstance(answer, dict):
-        return Fault(kind="invalid_reply", status=200, message="not a completion: a JSON object is missing")
+        return no_completion("a JSON object is missing")
     return answer
 
 

@@ -147,7 +147,7 @@ def _marks_at(text: str, at: int) -> tuple[str, str] | None:
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether a tag counts beside `char`. Beside a space, a quote, a bracket or `,;:` it does not."""
+    """Return whether a closing tag that stands beside `char` counts; empty: at an end of the text."""
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 

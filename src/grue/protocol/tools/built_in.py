@@ -62,7 +62,6 @@ READ_RESULT = _defined(
     required=["handle"],
     additionalProperties=False,
 )
-"""Reads a result which is too long for the conversation, or was cleared from it."""
 
 CALL_TOOL = _defined(
     "call_tool",
@@ -74,7 +73,6 @@ CALL_TOOL = _defined(
     },
     required=["name"],
 )
-"""Calls another tool by name, for a model that is offered `find_tools` in place of the servers' tools."""
 
 _FIND_TOOLS = _defined(
     "find_tools",

@@ -252,7 +252,6 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
 
 
 def _has_default(part: Any, whole_schema: m.JsonObject, steps: int = _MOST_STEPS_TO_DEFAULT) -> bool:
-    """Return whether a property's schema, or one that it refers to or combines, has a default."""
     if not isinstance(part, dict) or not steps:
         return False
     if "default" in part:
@@ -283,7 +282,6 @@ def _compiles(pattern: object, options: Any) -> bool:
 
 
 def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
-    """Return the parts of a schema that have an anchor, by the anchor's name."""
     found: dict[str, m.JsonObject] = {}
     for part in _objects(schema):
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))

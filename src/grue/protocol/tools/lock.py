@@ -86,7 +86,7 @@ def screen(
 ) -> tuple[Tools, tuple[m.ToolDrifted, ...]]:
     """Return the tools that `on_drift` allows, and notes on those that have drifted.
 
-    An unchanged tool whose annotations were approved gets `trusted`. `ignore`: return `tools`, without notes.
+    An unchanged tool whose annotations were approved gets `trusted`.
     """
     if on_drift == "ignore":
         return tools, ()

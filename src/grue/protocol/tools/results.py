@@ -15,11 +15,9 @@
 | - SVG, or text in base64    |                                       | type, size, the decoded text  |
 | - anything else             |                                       | unchanged                     |
 
-The model does not read the base64 in blocks of images, audio or resources, unless a block is malformed. If a
-result has structured content, its text blocks are dropped, because they repeat it. Media are checked before
-they are attached: a provider refuses a request because of one broken image, and every later request would
-contain that image too.
-To add a media type, add it to the tables below.
+If a result has structured content, its text blocks are dropped, because they repeat it. Media are checked
+before they are attached: a provider refuses a request because of one broken image, and every later request
+would contain that image too. To add a media type, add it to `_SIGNATURES` and `_EXPECTED`.
 
 Source: P25, P41-P44, R6.2, R11.1, R11.2, R11.4, R11.5
 """
@@ -428,7 +426,7 @@ def _referred(whole: str, note: str, kind: str, max_chars: int, handle: str) -> 
     """Cut the middle out of a result's text. A mark tells the model to read the whole text by `handle`."""
     tail = max_chars // 3
     head, end = max_chars - tail, len(whole) - tail
-    # Cut at the end of a line.
+    # Cut at the end of a line, if one is near.
     head = max(whole.rfind("\n", head - head // 10, head), -1) + 1 or head
     newline = whole.find("\n", end, end + tail // 5)
     end = end if newline < 0 else newline + 1

@@ -56,7 +56,6 @@ def _mode(turn: Turn, phase: Phase) -> tuple[Turn, Mode]:
     if phase != "loop":
         return turn, m.RequireAnswer(turn.run.answer)
     stated = turn.run.answer if turn.run.states_answer else None
-    # `None`: the LLM actor remembers its last tools. It is given tools only if they have changed.
     mode = m.OfferTools(turn.offered if turn.relisted else None, stated)
     return replace(turn, relisted=False), mode
 

@@ -104,7 +104,7 @@ def with_calls_ended(state: s.AwaitingTools, starting: Servers) -> tuple[Turn, C
 def answers_at_end(
     turn: Turn, calls: Calls, settled: Iterable[m.ToolCallRecord], unsent: Collection[m.CallId]
 ) -> tuple[m.ToolMessage, ...]:
-    """Return an answer to each call of the reply, for the conversation's next turn; `()` without one."""
+    """Return an answer to each call of a reply, for the next turn; `()` without `RunTurn.history`."""
     if turn.run.history is None:
         return ()
     answers = {record.call_id: record for record in settled}

@@ -60,7 +60,7 @@ def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
 
 
 def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.Usage:
-    """Return `usage` with its own cost, or that `reported` in an HTTP header, or that by `price`, or none."""
+    """Return `usage` with a cost: its own, else the `reported` one (an HTTP header's), else by `price`."""
     if usage.cost_usd is not None:
         return usage
     if reported is None and price is not None:

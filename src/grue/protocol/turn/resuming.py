@@ -1,7 +1,4 @@
-"""The part of the turn's state machine for turns that stop and go on: parked, killed or waiting, and forks.
-
-A fork gets the recorded events of the original turn again, up to the fork.
-"""
+"""The part of the turn's state machine for turns that are parked, killed, waiting for a batch, or forks."""
 
 from __future__ import annotations
 
@@ -38,19 +35,12 @@ def cut_off(
             return _in_calls(state, called, tasks or {})
         case s.AwaitingSessions(turn=turn) if turn.resuming is not None:
             return replace(turn.resuming, decisions=())
-        case s.AwaitingSessions(turn=turn, new=new) | s.AwaitingReconnect(turn=turn, new=new):
-            return m.Resumption(parked=progress(turn), new=new)
-        case s.AwaitingSummary(turn=turn, new=new):
-            return m.Resumption(parked=progress(turn), new=new)
+        case s.AwaitingSessions() | s.AwaitingReconnect() | s.AwaitingSummary():
+            return m.Resumption(parked=progress(state.turn), new=state.new)
         case s.AwaitingSupport(turn=turn):
             return m.Resumption(parked=progress(turn), new=turn.opening)
-        case (
-            s.AwaitingCompletion(turn=turn)
-            | s.AwaitingVerdict(turn=turn)
-            | s.Presuming(turn=turn)
-            | s.AwaitingDrop(turn=turn, failure=None)
-        ):
-            return m.Resumption(parked=progress(turn))
+        case s.AwaitingCompletion() | s.AwaitingVerdict() | s.Presuming() | s.AwaitingDrop(failure=None):
+            return m.Resumption(parked=progress(state.turn))
         case _:
             return None
 

@@ -112,7 +112,7 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     """Return a note for each pattern of the request, or else of the tool policy, that matches no tool.
 
-    There are no notes if the turn lacks tools of a server, or a server takes calls of unlisted tools.
+    There are no notes if a pattern may match a tool that is not known: of a missing server, or unlisted.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:
@@ -165,17 +165,13 @@ def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
 
 def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
     """Go on after the check has shown that the model can call tools."""
-    following: TurnState
-    commands: Commands = ()
     if isinstance(state, s.AwaitingSupport):
         following, commands = open_all(state.turn, state.turn.opening)
-        if isinstance(following, s.AwaitingSessions):
-            following = replace(following, presumed=state.presumed)
     else:
         following, commands = when_all_reported(replace(state, asking=False))
     if not isinstance(following, s.AwaitingSessions):
         return following, commands
-    asked, more = _ask_early(following)
+    asked, more = _ask_early(replace(following, presumed=state.presumed))
     return asked, (*commands, *more)
 
 

@@ -456,12 +456,10 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
 
 def progress_of(state: TurnState) -> TurnProgress:
     """Return the progress of a turn, without `elapsed_s`."""
-    settled = 0
+    settled = len(state.settled) if isinstance(state, AwaitingTools) else 0
     match state:
         case Idle() | Finished():
             return TurnProgress(doing="starting" if isinstance(state, Idle) else "ending")
-        case AwaitingTools(turn=turn):
-            doing, settled = waiting_for(state), len(state.settled)
         case AwaitingClose(turn=turn):
             doing = "closing its sessions"
         case Waiting(turn=turn):

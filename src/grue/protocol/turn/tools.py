@@ -2,7 +2,6 @@
 
 The rules for the calls of a reply, besides those in `tool_loop.py` and, for decisions, `tools/policy.py`:
 
-- A decision that does not count, or comes too late, is noted and ignored.
 - A call that is not made gets a note in the trace, recorded in the order of the reply's calls.
 - A call that an earlier process has sent, and that became a task, is neither asked about nor counted again.
 - If no person decides now, the turn is parked. A resumed turn judges the reply again. If the definition of a
