@@ -183,8 +183,7 @@ class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A tool call as its session gets it: the arguments have been parsed into a JSON object.
 
     Attributes:
-        task: The server's task for this call, if an earlier process has sent the call already. Then the
-            session only asks for the task's result.
+        task: The server's task, if an earlier process has sent this call. Only its result is asked for.
         definition: Digest of the tool's definition when the call was allowed. If the tool has changed
             since, the session does not send the call. Empty (old traces, or `task` is set): no check.
     """
@@ -529,8 +528,7 @@ class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
     """The model gave no acceptable answer and the host has no fallback.
 
     Attributes:
-        stopped: The endpoint's word for why it stopped the last reply early; empty: the reply is complete or
-            reached its length limit.
+        stopped: The endpoint's word for why it stopped the last reply, other than for its length; else empty.
     """
 
     reason: str
@@ -700,9 +698,8 @@ class ToolSupportChecked(Message, frozen=True, kw_only=True):
 
 
 ListingSource = Literal["runner", "trace", "cache", "locked", "known"]
-"""Where a `PresumedListing` is from: an earlier turn of this `runner`, the `trace` that is resumed, the
-user's `cache`, the listing file beside the tool lock (`locked`), or the host's own functions or commands
-(`known`)."""
+"""Where a `PresumedListing` is from: an earlier turn of this `runner`, the resumed `trace`, the user's
+`cache`, the listing file beside the tool lock (`locked`), or the host's functions or commands (`known`)."""
 
 
 class PresumedListing(Struct, frozen=True, kw_only=True):
@@ -750,10 +747,7 @@ class RequestCompletion(ToLlm, frozen=True, kw_only=True):
 
 
 class DropCompletion(ToLlm, frozen=True, kw_only=True):
-    """agent -> llm: cancel this request if it is under way; if the reply has come already, discard it.
-
-    `reason` says, for people, which tools differ from the offered ones, or which server did not start.
-    """
+    """agent -> llm: cancel this request, or discard its reply if that has come; `reason` is for people."""
 
     conversation: ConversationId
     request: int
@@ -764,8 +758,7 @@ class RewriteHistory(ToLlm, frozen=True, kw_only=True):
     """agent -> llm: change the history of the conversation before the next request.
 
     Attributes:
-        reason: `window`: the next request would not fit into the context window. `overflow`: the endpoint
-            has refused the last request as too long.
+        reason: `window`: the next request would not fit. `overflow`: the last one was refused as too long.
     """
 
     conversation: ConversationId
@@ -785,8 +778,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         usage: Sum over all tries of this request. Tokens that the endpoint does not report are estimated.
         echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
-        stopped: The endpoint's word for why it stopped the reply early; empty if the reply is complete or
-            reached its length limit.
+        stopped: The endpoint's word for why it stopped the reply, other than for its length; else empty.
         written: Set if the model wrote its tool calls as text, even if grue has turned them into calls.
         tokens: The reply's tokens. `None`: grue did not ask for them, the endpoint reports none, or the reply
             contained a secret, which the tokens' ids would reveal.
@@ -826,8 +818,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 class CompletionPostponed(Message, frozen=True, kw_only=True):
     """llm -> agent: the reply to the request is to come in a provider's batch.
 
-    `item`: the request's id in the batch. The word `budget`: the request is in no batch, because the runner's
-    budget has no room for it.
+    `item`: the request's id in the batch, or `budget`: the runner's budget has no room for the request.
     """
 
     request: int
@@ -945,10 +936,7 @@ class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
 
 
 class OfferChanged(LlmNote, frozen=True, kw_only=True, omit_defaults=True):
-    """llm: a request offers other tools than the request before it, so prompt caches begin anew.
-
-    Tools in `changed` have another description or input schema now.
-    """
+    """llm: a request offers other tools than the last one, or `changed` ones, so prompt caches begin anew."""
 
     conversation: ConversationId
     request: int
@@ -1292,10 +1280,7 @@ class ServerEnded(SessionNote, frozen=True, kw_only=True):
 
 
 class AskApproval(Message, frozen=True, kw_only=True):
-    """agent -> approval: ask a person about these calls of a reply.
-
-    No call of the reply has been sent, except by an earlier process before the turn was resumed.
-    """
+    """agent -> approval: ask a person about these calls of a reply."""
 
     questions: tuple[policies.ApprovalQuestion, ...]
 
@@ -1361,8 +1346,7 @@ class ToolsVerified(TurnNote, frozen=True, kw_only=True):
     """agent: tools that a request offered before their servers had started were compared with the listings.
 
     Without `server`: the request is not dropped, because no tool is in `changed`, or the reply calls none of
-    these. With `server`: a tool call has started this server only now. Calls of its tools in `changed` are
-    not sent, and the model reads why.
+    these. With `server`: a tool call has started this server. Calls of tools in `changed` are not sent.
 
     Attributes:
         changed: Names of tools that differ from those that the request offered.
@@ -1477,8 +1461,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         tools: Patterns of the names of the tools to offer; `None`: offer all tools.
         resumed: The point from which a parked or killed turn goes on; `None`: the turn is new.
         context: How to stay within the model's context window; `None`: nothing is cleared.
-        earlier: The sizes of the entries of the conversation before this turn, oldest first. The first entry
-            is never cleared. Only set with `context`.
+        earlier: The sizes of the conversation's entries before this turn, oldest first; only with `context`.
         user_stub: The text that replaces `user` if a later turn clears it; empty: it is never cleared.
         show_schemas: Approval questions carry the tools' input schemas.
         binds_calls: Set in all new turns. It stands for four rules: a call is not sent if its tool has
@@ -1486,15 +1469,13 @@ class RunTurn(Message, frozen=True, kw_only=True):
             made are recorded in the reply's order; thoughts do not count for the next prompt's size.
         plain_results: A tool's text is sent to the model as plain text, not in JSON.
         states_answer: A request with tools contains the schema of the answer.
-        restates_answer: A request with tools contains the schema even if an earlier request without tools has
-            asked for it.
+        restates_answer: A request with tools contains the schema even if one without tools has asked for it.
         asks: Which model the turn asks; `None`: the host has an LLM actor of its own.
         sorts_tools: Tools are offered sorted by server and name, whatever the order of the listings.
         references: When to offer `read_result`, which returns what was cut or cleared of a tool result.
             `later`: after the first such result. `now`: from the start, because an earlier turn had one.
         when_called: The servers that start at their first call, with the tools that are offered until then.
-        tool_search: When to offer the model `find_tools` and `call_tool` in place of the servers' tools;
-            `None`: never.
+        tool_search: When to offer `find_tools` and `call_tool` in place of servers' tools; `None`: never.
         waits: The turn's requests are sent in a provider's batches. A later process may continue the turn.
         binds_arguments: Set in new turns with `tool_search`. Then a call of `call_tool` is not made if the
             tool's arguments are beside `name` and not in `arguments`: the tool would run without them.

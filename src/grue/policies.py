@@ -12,8 +12,7 @@ from grue.field_checks import OwnKeywords, check_settings, shown
 
 # --- Types that allow only certain words
 #
-# After you have added a word, mypy names places that have to handle it. Never remove a word: old traces
-# contain it, and could no longer be read.
+# For a new word, mypy names places that have to handle it. Never remove a word: old traces contain it.
 
 ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "died"]
 """How a server process ended.
@@ -45,8 +44,7 @@ NoticeKind: TypeAlias = Literal[
 - `noise`: the server sent something that is not a JSON-RPC message, such as a line of its log on stdout.
 - `bad_tool`: a tool of the server, or a part of its listing, cannot be used and was left out; or the tools
   could not be listed again; or a pattern in the settings or the request matches no tool.
-- `bad_schema`: a tool's arguments or results are not checked, because the schema cannot be used, or because
-  the value is too large.
+- `bad_schema`: a tool's arguments or results are not checked: its schema is unusable, or they are too large.
 - `bad_elicit`: the host's `elicit` function failed, so the server's question was not put to the user.
 - `too_large`: a message was not read, or kept as text only, because of its size; or too many notices came.
 - `log`, `progress`: the server sent a notification of this kind.
@@ -561,8 +559,7 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
         after_death: What follows if a server dies during a turn. `force`: the model is asked for its final
             answer. `reconnect`: grue connects to the server again, once in a turn.
         fallbacks_before_stop: `grue play` ends an episode after this many fallback answers in a row.
-        on_tool_drift: What to do about a tool that differs from the tool lock or is not in it. Has no effect
-            without a lock.
+        on_tool_drift: What to do about a tool that differs from the tool lock, if any, or is not in it.
 
     Source: R6, R6.1, R6.5, R6.6, R6.7
     """

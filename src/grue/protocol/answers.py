@@ -67,9 +67,8 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # Subtract what this attempt has cost. The decoder has parsed the characters up to the error. For
-            # the error's line number it has counted the newlines from the beginning of the text, which costs
-            # about a hundredth as much per character.
+            # Subtract what this attempt has cost. The decoder has parsed the characters up to the error, and,
+            # at a hundredth of that cost, counted all newlines before it for the error's line number.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

@@ -33,8 +33,7 @@ _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
 _IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _LONG_BYTES = 256 * 2**10
 _MOST_VALUES = 500_000
-"""The most values in a text of more than `_LONG_BYTES`. Decoding is one call into C, so that without a limit
-it could stop all other threads for long."""
+"""The most values in a text of more than `_LONG_BYTES`: decoding is one call into C and stops all threads."""
 
 
 def to_json(value: object) -> bytes:
@@ -46,10 +45,7 @@ def to_json(value: object) -> bytes:
 
 
 def from_json(body: bytes) -> object:
-    """Decode JSON, also with NaN, lone surrogates or a byte order mark.
-
-    Any other text raises `ValueError`, and so does JSON that is nested too deeply or has too many values.
-    """
+    """Decode JSON, also with NaN, lone surrogates or a BOM; `ValueError`: no JSON, too deep or too large."""
     if len(body) > _LONG_BYTES and is_crowded(body, _MOST_VALUES):
         raise ValueError(f"it holds more than {_MOST_VALUES} values")
     try:

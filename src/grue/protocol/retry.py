@@ -15,8 +15,7 @@ from grue.policies import FailureKind
 
 _UNREACHABLE_DELAY_S = 0.5
 _MOST_RETRIES: dict[FailureKind, int] = {"refused": 0, "invalid_reply": 1, "unreachable": 1}
-"""How often, at most, these kinds of failure are retried: they seldom pass soon. The last two most often mean
-that the base URL is wrong."""
+"""How often, at most, these kinds are retried. The last two most often mean that the base URL is wrong."""
 
 _UNIT_S = {"ms": 0.001, "milli": 0.001, "s": 1.0, "m": 60.0, "mi": 60.0, "h": 3600.0, "d": 86400.0}
 _UNIT_S |= {"秒": 1.0, "分": 60.0, "小": 3600.0}
@@ -70,8 +69,7 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         first_byte_timeout_s: Limit from the beginning of the connect to that of the reply; `None`: no limit.
         idle_timeout_s: Limit between two pieces of a streamed reply.
         length_retry_factor: If a reply is cut at the limit of the endpoint's profile, and the user has set no
-            limit, the reply is requested once more, with the limit multiplied by this factor. 1 accepts the
-            cut reply instead.
+            limit, it is requested once more, with the limit multiplied by this factor. 1: the cut one counts.
     """
 
     max_retries: int = 5
@@ -129,10 +127,7 @@ def backoff(policy: RetryPolicy, attempt: int) -> float:
 
 
 def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds that a refusal's headers (names in lower case) ask for, or `None`.
-
-    `now`, in seconds since the epoch, is used if the headers do not say when the reply was sent.
-    """
+    """Return the seconds that headers (names in lower case) ask to wait, or `None`; `now`: epoch seconds."""
     # This machine's clock may be wrong. Compared with it, a date could mean no wait, or one of hours.
     sent = _moment(_http_date, headers.get("date", ""))
     now = now if sent is None else sent

@@ -50,10 +50,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The outcome of request `item` of a batch: `status` and `body` of the reply.
-
-    If there was no reply, `status` is `None`, and `kind`, `reason` and `message` say why: see `fault`.
-    """
+    """The outcome of request `item` of a batch. Without a reply, `status` is `None`, and `fault` says why."""
 
     item: str
     status: int | None = None

@@ -4,12 +4,10 @@
   have a result, because providers refuse a call without a result.
 - If the profile has cache markers, they are put on the system text and on the newest messages, four at most.
   When an older message loses its marker, its other bytes stay the same: the endpoint's cache still has them.
-- If the wire format allows only text in a tool's result, attachments are put into a user message, after the
-  results of all calls of the same reply.
+- If the format allows only text in tool results, attachments are put into a user message after all results.
 - If an endpoint refuses or ignores the field for an answer's schema, or the request offers tools, the schema
   is sent as text, with the new messages of the first such request, so that earlier messages do not change.
-- Data that a provider wants back with its reply (`CompletionReceived.echo`) is sent only in the format and to
-  the model that it came from.
+- A reply's `echo` (data that the provider wants back) is sent only in the reply's format and to its model.
 """
 
 from __future__ import annotations

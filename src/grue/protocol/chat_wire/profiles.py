@@ -4,9 +4,8 @@ To add a provider, add a row to `PROFILES`, its name in OpenTelemetry's conventi
 and the name of its key's environment variable to `OWN_KEYS` in `tool_sessions/server_specs.py`.
 
 To handle another kind of refusal, add an adaptation: by the refusal's text, it returns the profile without
-the refused feature, or with the form that the endpoint asks for. No adaptation may reverse another one
-(except that the change to `/responses`, once, requests reasoning again), so that a request is repeated a
-bounded number of times.
+the refused feature, or with the form that the endpoint asks for. No adaptation may reverse another one, or a
+request could repeat for ever. (The change to `/responses`, which happens once, requests reasoning again.)
 
 Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
 or, as a heuristic, its name. The rows for models without tools come first and cover whole families. A model

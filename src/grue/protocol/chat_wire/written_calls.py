@@ -118,8 +118,7 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
     After an opening tag without a closing one, all is thoughts. Some templates put the opening tag into the
     prompt. Then the closing tag counts only in a line of its own, or outside of code blocks with no space,
-    quote or the like beside it (`_is_attached`). In OpenAI's harmony format, the messages of the channel
-    `analysis` are the thoughts.
+    quote or the like beside it (`_is_attached`). In OpenAI's harmony format, thoughts are in `analysis`.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)
@@ -272,8 +271,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     try:
         calls, end = _read(form, text, start, tools)
     except _Unreadable:
-        # A tag like `<tool_call>` with text before it and a paragraph after it may be a quotation. Any other
-        # tag begins a damaged call.
+        # A tag with text before it and a paragraph after it may be a quotation. Any other is a damaged call.
         return Written(form, before=before) if not before or not _goes_on(text, mark.end()) else None
     rest = text[end:].strip()
     if before and rest:

@@ -105,10 +105,7 @@ def is_as_decided(
     *,
     serves_unlisted: bool = False,
 ) -> bool:
-    """Return whether a call's tool still has the definition for which the call was allowed.
-
-    `True` also if that definition is not known, or if the call is a task already.
-    """
+    """Return whether a call's tool has not changed since the call was allowed, as far as that is known."""
     if not call.definition or call.task is not None:
         return True
     tools = [tool for tool in listed if tool.tool == call.tool]

@@ -29,8 +29,7 @@ _MOST_STEPS = 10_000_000
 _MOST_PARTS = 2_000  # the most parts of a schema that apply to one place of a value
 _DEEPEST = 60  # Deepest nesting of the parts that apply to one place. The validator's stack grows with it.
 _MOST_TOLD = 2_000
-"""With branches such as `anyOf`, the most nested values for which the validator, which copies them all, says
-what is wrong."""
+"""The most nested values for which a fault in `anyOf` or the like is described: the validator copies all."""
 
 _MOST_WORK = 200_000  # the most parts and keywords that `_most_parts` looks at
 _MOST_COMPILED = 64

@@ -19,10 +19,7 @@ _SUMMARY_CHARS = 100
 
 
 class ToolPin(Struct, frozen=True, forbid_unknown_fields=True):
-    """The digests of one approved definition. `summary`, for people, is not compared.
-
-    `annotations` is `None` in an old lock: they are then neither compared nor trusted.
-    """
+    """Digests of one approved definition; `summary` is for people. `annotations=None`: from an old lock."""
 
     summary: str
     description: str
@@ -84,10 +81,7 @@ def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrif
 def screen(
     pins: ServerPins, server: m.ServerName, tools: Tools, on_drift: OnToolDrift
 ) -> tuple[Tools, tuple[m.ToolDrifted, ...]]:
-    """Return the tools that `on_drift` allows, and notes on those that have drifted.
-
-    An unchanged tool whose annotations were approved gets `trusted`.
-    """
+    """Return the tools that `on_drift` allows, `trusted` if their annotations are approved, and notes."""
     if on_drift == "ignore":
         return tools, ()
     found = drift(pins, tools)

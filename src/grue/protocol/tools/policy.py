@@ -325,10 +325,7 @@ def settled(
 
 
 def read_decisions(given: Iterable[object]) -> tuple[ApprovalDecision, ...]:
-    """Return the decisions in a program's answers, without those whose ids, names or digests are not texts.
-
-    An answer that is no `ApprovalDecision` raises `TypeError`.
-    """
+    """Return the usable decisions in a program's answers; `TypeError`: an answer is no `ApprovalDecision`."""
     decisions: list[ApprovalDecision] = []
     for each in given:
         if not isinstance(each, ApprovalDecision):

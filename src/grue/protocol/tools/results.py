@@ -122,8 +122,7 @@ def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes; `None`: it is not base64 (checked up to a megabyte)."""
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
-    # Data that is not base64 gets no size: it may be a secret, which the trace hides, and a replay, which
-    # reads the trace, would compute another size.
+    # Other data may be a secret that the trace hides, and a replay from the trace would get another size.
     return None if clean is None else decoded_bytes(clean)
 
 
@@ -480,10 +479,7 @@ def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
 
 
 def _readable(content: object, room: MediaRoom | None) -> object:
-    """Return content blocks as the model reads them, without base64.
-
-    Other content is unchanged, and so is a malformed block, or a list with an item that is not a block.
-    """
+    """Return content blocks as the model reads them, without base64, and malformed or other content as is."""
     blocks = content if isinstance(content, list) else ()
     if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
         return content

@@ -148,8 +148,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     # earlier tries is counted too: pass 0, so that the ledger makes an estimate.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # `output` may include thoughts, which are not sent back. So count no more than the ledger estimates
-        # for the reply's text and calls.
+        # `output` may include thoughts, which are not sent back: limit it to the estimate for the rest.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 

@@ -210,10 +210,7 @@ class AwaitingSupport(Struct, frozen=True):
 
 
 class AwaitingSessions(Struct, frozen=True, gc=False):
-    """Waits for the sessions of the `pending` servers, before `new` is sent.
-
-    `asking`: it also waits for the check that the model can call tools.
-    """
+    """Waits for the sessions of `pending`, and if `asking` for the tool check; then `new` is sent."""
 
     turn: Turn
     pending: Servers
