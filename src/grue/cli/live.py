@@ -349,7 +349,7 @@ class LiveView(Closing):
         return self
 
     def close(self) -> None:
-        """Print the rest, erase the status rows. If the terminal is stopped, Ctrl-C ends the wait."""
+        """Print the rest and erase the status rows. If the terminal is stopped, Ctrl-C ends the wait."""
         if not self._closing.is_set():
             self._closing.set()
             self._thread.join()

@@ -52,10 +52,7 @@ RECORDED = ("game", *ASKED, "turns", "seed", "turn_timeout_s", "interpreter")  #
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
-    """Return the options for resuming an episode: those of its first run, with the last limit of turns.
-
-    New values of `turns` and `turn_timeout_s`, and options that are not in `RECORDED`, come from `options`.
-    """
+    """Return a resumed episode's options: the recorded ones, with the last limit of turns or new limits."""
     settings = past.started.settings
     if not settings:
         fault = f"{options.resume} was not made by `grue play`. Resume it with the program that made it."

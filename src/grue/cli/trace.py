@@ -33,10 +33,7 @@ _MOST_NAMES, _NAME_CHARS = 30, 60
 def show(
     file: Path, filters: Mapping[str, Any], *, whole: bool, follow: bool, as_json: bool, width: int | None
 ) -> bool:
-    """Print a trace; return `False` if no message matches the filters, except if the trace is followed.
-
-    `filters` has arguments of `Filter.of`.
-    """
+    """Print a trace; return `False` if no message matches the filters, except if the trace is followed."""
     episode = open_episode(file)
     wanted = Filter.of(**filters, facts=set(map(kind_of_line, episode.lines())) if filters["kinds"] else ())
     if not follow and wanted != EVERYTHING and not any(map(wanted.wants_line, episode.lines())):

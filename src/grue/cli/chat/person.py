@@ -37,7 +37,7 @@ class Reader(Protocol):
         """Discard what was typed before now, so that only keys pressed after the question answer it."""
 
     def answer(self, question: str, default: str = "") -> str | None:
-        """Ask, and return one line; `None`: no more input. `default`: text to edit, or for an empty line."""
+        """Ask, and return one line; `None`: the input ended. `default`: to edit, or for an empty line."""
 
 
 class LineReader:

@@ -134,10 +134,7 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=upload)
 
     async def _found(self, record: Submission) -> batch_forms.BatchState | Literal["running"] | None:
-        """Return the batch that was made from a file of requests, or `None`.
-
-        `running`: a batch that still runs may be the file's. Only its results can show that.
-        """
+        """Return the file's batch, or `running` if a batch that still runs may be it, or `None`."""
         known = {each.batch_id for each in self._folder.submissions.values()}
         running: Literal["running"] | None = None
         async for batch in self._batches(record.begun_at - _SKEW_S):

@@ -593,10 +593,7 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
 
 
 async def decompressed(reply: HttpReply, most_bytes: int = MAX_REPLY_BYTES) -> AsyncIterator[bytes]:
-    """Yield the body in small pieces; raises `ExchangeError` or `EncodingError`.
-
-    Only a body that has to be decompressed is limited to `most_bytes`.
-    """
+    """Yield the body; `most_bytes` limits a compressed one. Raises `ExchangeError` or `EncodingError`."""
     decoder = ContentDecoder(reply.headers.get("content-encoding", ""), most_bytes)
     async for raw in reply.chunks():
         for number, chunk in enumerate(decoder.feed(raw)):
@@ -799,10 +796,7 @@ class Permit(Protocol):
 
 
 class RequestGate(Protocol):
-    """Decides whether and when this process may send a request, so that processes can share limits.
-
-    `admit` may be called in any event loop and thread.
-    """
+    """Limits the requests of this process. `admit` may be called in any event loop and thread."""
 
     async def admit(self, wanted: WantedRequest) -> Permit | str:
         """Wait until the request may be sent; return a permit, or a sentence that says why it is refused."""

@@ -43,7 +43,7 @@ _HINTS = {
 
 
 class ListedTools(Struct, frozen=True):
-    """The tools of a listing. `ttl_s`: how long it is valid, if stated. `private`: only for this login."""
+    """The tools of a listing. `ttl_s`: how long it is valid, if stated. `private`: for this login only."""
 
     tools: tuple[m.ToolDefinition, ...] = ()
     as_tasks: frozenset[str] = frozenset()  # names of tools that have to be called as tasks (MCP 2025-11-25)
