@@ -109,7 +109,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
     @property
     def begun(self) -> m.RunTurn:
-        """The message that began the turn. If the turn is a fork, the fork's changes are included."""
+        """The message that began the turn, with limits, policy and system text as forks have changed them."""
         begun = self.first
         for envelope in self.envelopes:
             match envelope.body:

@@ -39,7 +39,7 @@ _Question: TypeAlias = tuple[str, str]
 
 
 class RecordedCall(Struct):
-    """A tool call of the recorded turn. `seq` is the number of its settlement; 0: it has none."""
+    """A tool call of the recorded turn. `seq` is the message number of `settlement`; 0: that is `None`."""
 
     server: m.ServerName
     call: m.ServerCall
@@ -49,7 +49,7 @@ class RecordedCall(Struct):
 
     @property
     def key(self) -> _Key:
-        """Server, tool and arguments: a fork's call with the same key gets the result of this call."""
+        """Server, tool and arguments: only a fork's call with the same key can get this call's result."""
         return self.server, self.call.tool, digest(self.call.arguments)
 
 

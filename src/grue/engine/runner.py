@@ -498,7 +498,7 @@ class Runner(AsyncToolAccess, Closing):
                 0, or both `batch` and `resume_from` are given.
             MCPConfigError: `requests` is a single request instead of an iterable of requests.
         """
-        with importing():  # so that a program's first turn does not wait for the import
+        with importing():  # here, so that a program's first turn does not wait for the import
             from grue.engine.batch import Batch, CompletedTurns, run_batch, with_bar
 
         if isinstance(requests, str | TurnRequest) or {"__iter__", "__getitem__"}.isdisjoint(dir(requests)):

@@ -64,9 +64,8 @@ class TurnResources(Struct, frozen=True, kw_only=True):
 class EarlyRequest:
     """Holds back texts and imports in a turn whose first request may be sent before the servers have started.
 
-    The texts of the reply are held back because the reply may be dropped if the servers list other tools than
-    the request has offered. Imports of the MCP client, which block all threads, wait until the request is
-    written.
+    The texts are held back because the reply may be dropped if the servers list other tools than the request
+    has offered. Imports of the MCP client, which block all threads, wait until the request is written.
     """
 
     def __init__(self, on_delta: Callable[[m.TextDelta], None] | None) -> None:
@@ -109,7 +108,7 @@ class EarlyRequest:
         self._sent.set()
 
     def stepped(self) -> None:
-        """Let `wait_sent` return if the turn sends no early request. Called after each event of the agent."""
+        """Let `wait_sent` return if the turn sends no early request."""
         if self.agent is not None and not (self.agent.is_presuming or self.agent.may_presume):
             self._sent.set()
 
@@ -147,7 +146,7 @@ class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
 
 
 class TurnActors:
-    """The actors of one turn. Create it for each turn and call `run` once."""
+    """The actors of one turn. Call `run` once."""
 
     def __init__(
         self,

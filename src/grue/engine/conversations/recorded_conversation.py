@@ -191,7 +191,7 @@ def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
 
 
 def talk_reader(path: str | PathLike[str]) -> "TalkReader":
-    """Return a `TalkReader` for a trace, which has read no message yet."""
+    """Return a new `TalkReader` for a trace."""
     return TalkReader(_branch_points(open_episode(path)))
 
 

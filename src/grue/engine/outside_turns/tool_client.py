@@ -102,7 +102,6 @@ class ToolClient(ToolAccess):
             force_kill=self._registry.kill_now,
             error_texts=_ERROR_TEXTS,
         )
-        # If the client is never closed, its loop ends when the client is garbage-collected.
         self._lost = weakref.finalize(self, self._loop.end)
         return self
 
