@@ -107,7 +107,7 @@ _MARGIN = 0.95
 _CATCH_UP = 4.0  # the pause between two requests may be so many times shorter than the average
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
-# If the endpoint asks for a longer wait, that request fails. Other requests start after this pause.
+# The longest pause. By default, a request that the endpoint asks to wait longer fails.
 _MOST_PAUSE_S = RetryPolicy().max_asked_delay_s
 
 

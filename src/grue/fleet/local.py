@@ -1,4 +1,4 @@
-"""The local engine: worker processes on this machine, each of which plays one episode after another."""
+"""The local engine: worker processes on this machine, each of which does one task after another."""
 # One thread serves all workers, and reads of a report only what has arrived. Each worker has its own channel,
 # so that none can damage the reports of another.
 
@@ -58,7 +58,7 @@ _READ_BYTES = 65_536
 
 
 class LocalEngine:
-    """Plays episodes in worker processes. Raises `FleetError` if the ledger cannot be read or written."""
+    """Does tasks in worker processes. Raises `FleetError` if the ledger cannot be read or written."""
 
     def __init__(
         self, folder: FleetFolder, limits: Limits, workers: int, *, episode_timeout_s: float | None = None

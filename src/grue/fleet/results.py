@@ -25,10 +25,9 @@ INDEX = "results.jsonl"
 DEFAULT_SCORE = "score"  # the score that commands use if none is named
 _MOST_LINE = 2**20
 
-# `scored` and `failed` are results. Episodes with the other outcomes have no result. `infrastructure`: the
-# machine, the network or a server failed in the last attempt; `unpaid`: the budget refused one of its
-# requests; `interrupted`: the last attempt was cut off, still runs or waits for a batch; `damaged`: the
-# episode's files cannot be read.
+# `scored` and `failed` are results. `infrastructure`: the machine, the network or a server failed in the last
+# attempt; `unpaid`: the budget refused one of its requests; `interrupted`: the last attempt was cut off, runs
+# or waits for a batch; `damaged`: the episode's files cannot be read.
 ResultOutcome: TypeAlias = Literal["scored", "failed", "infrastructure", "unpaid", "interrupted", "damaged"]
 _Stamp: TypeAlias = tuple[int, int, int]
 
@@ -175,7 +174,7 @@ def require_settings(found: Iterable[Result], names: Iterable[str], whose: str =
 
 
 def require_score(found: Iterable[Result], score: str) -> str:
-    """Return "" if an episode has this score, or none has any; else a warning, or raise `FleetError`."""
+    """Return "" if an episode has this score, or none has scores; else a warning, or raise `FleetError`."""
     # Warn only if `score` is the default, which the user may not have chosen.
     known = {name: None for each in found for name in each.scores}
     if not known or score in known:

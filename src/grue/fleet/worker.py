@@ -131,7 +131,7 @@ def _begin(place: Place) -> None:
     os.environ.clear()
     os.environ.update(place.environment)
     os.chdir(place.folder)
-    # Ctrl-C at a terminal reaches all processes. The driver decides whether the attempts go on, so ignore it.
+    # The driver decides whether the attempts go on after a Ctrl-C.
     ignore_interrupts()
     try:
         link = BrokerLink(place.address, on_loss=_leave)
