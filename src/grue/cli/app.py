@@ -200,7 +200,6 @@ _WITH_RESUME = "resume turns turn_timeout quiet as_json start stream pace langfu
 
 
 def _refuse_beside_resume(context: typer.Context, run: Path | None) -> None:
-    # Refuse further options, because a resumed run uses those of its first run.
     given = [
         str(parameter.metavar) if parameter.param_type_name == "argument" else parameter.opts[0]
         for parameter in context.command.params

@@ -162,7 +162,7 @@ class _Stage:
         return self._step(data)
 
 
-_KEPT_S = 5.0  # how long an idle connection is kept for another request; endpoints keep theirs for longer
+_KEPT_S = 5.0  # how long an idle connection is kept for another request; most endpoints keep theirs longer
 _CHUNKS_AT_ONCE = 64  # chunks between two pauses for other tasks: 64 KiB may hold ten thousand chunks
 _MAY_HIDE_BYTES = 32 * 2**10  # a longer reply may be followed by bytes that only the event loop has
 _QUIET_S = 0.001  # how long a connection with TLS, or after a long reply, must be silent to be used again
@@ -282,7 +282,7 @@ def _network(*, https: bool, proxy: str | None) -> httpx.AsyncBaseTransport:
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=1, keepalive_expiry=_KEPT_S),
         )
     except (OSError, ValueError, ImportError, httpx.InvalidURL) as error:
-        # Raised for a proxy that httpx does not know or lacks a package for, and for unreadable certificates.
+        # Raised for a kind of proxy that httpx cannot use, and for certificates that cannot be read.
         # The text of an `InvalidURL` may quote a part of the proxy's password.
         why = "the URL of a proxy is invalid" if isinstance(error, httpx.InvalidURL) else str(error)
         text = f"what the environment sets for proxies or certificates cannot be used: {why}"

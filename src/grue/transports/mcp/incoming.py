@@ -55,7 +55,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
     """Read a message as `read_message` does, but limit its values, and decode a large one in a thread."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
-    # A thread helps: most of the work is Python code, during which the interpreter switches threads.
+    # A thread helps, because `json_value`, most of the work in `_decode`, is Python code.
     value = await aside(_decode_partly if values_in(line) > MAX_VALUES else _decode, without_mark(line))
     return _message_of(value)
 

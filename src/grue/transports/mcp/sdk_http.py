@@ -248,7 +248,7 @@ _MAX_UNREAD = 1000  # most messages that are queued for the session before readi
 _MAX_UNSENT = 10_000  # most messages that may wait to be sent before the connection counts as broken
 _ROOM_POLL_S = 0.002
 
-_BETWEEN_GETS_S = 0.1  # the least: a server may end its stream and ask to be reconnected at once, repeatedly
+_BETWEEN_GETS_S = 0.1  # at least: a server may repeatedly end its stream and ask for a new one at once
 _MAY_SPEAK_SSE = frozenset((400, 404, 405))  # how an SSE server refuses Streamable HTTP's first request
 _OTHER_ORIGIN_LOGGED = "Endpoint origin does not match"  # after it has logged this, the SDK waits for ever
 
