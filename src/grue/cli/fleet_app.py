@@ -106,9 +106,8 @@ def run(
     mend the cause, and run it again. The exit status is 1 if an episode is left
     without a result.
 
-    At Ctrl-C no further episodes are started, and the command ends when the
-    running ones have ended. A second Ctrl-C cancels them. The exit status is
-    then always 1.
+    After Ctrl-C no further episodes are started, and the command ends with
+    status 1 when the running ones have ended. A second Ctrl-C cancels them.
     """
     from grue.cli.fleet import print_plan, run_fleet
 
@@ -532,7 +531,7 @@ def show(
     ),
 ) -> None:
     """Show an episode: its settings, and for each attempt the scores and a command that shows the trace."""
-    from grue.cli.fleet_view import print_episode
+    """Show an episode: its settings, how each attempt ended, and commands that show its traces."""
 
     take_interrupts()
     print_episode(directory, episode)
