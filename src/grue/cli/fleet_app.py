@@ -530,8 +530,8 @@ def show(
         "compare` print ids.",
     ),
 ) -> None:
-    """Show an episode: its settings, and for each attempt the scores and a command that shows the trace."""
     """Show an episode: its settings, how each attempt ended, and commands that show its traces."""
+    from grue.cli.fleet_view import print_episode
 
     take_interrupts()
     print_episode(directory, episode)
