@@ -497,7 +497,7 @@ class TraceWatch:
         clock: Returns the time in seconds that the messages are recorded with; `None`: the system's clocks.
 
     Attributes:
-        recorder: A recorder for a `Runner`. The runner's messages are then kept here; no file is written.
+        recorder: A recorder for a `Runner`, whose messages are then kept here.
 
     Source: L18
     """

@@ -64,7 +64,6 @@ class FakeToolServer:
         self, tool: str, *results: object, description: str = "", schema: Mapping[str, Any] | None = None
     ) -> None:
         """Add a tool with results (contents or `ToolCallResult`s), one for each call; the last repeats."""
-        # An open session reports that the list of tools has changed.
         told = [
             each if isinstance(each, m.ToolCallResult) else tool_results.success(each) for each in results
         ]

@@ -308,7 +308,6 @@ class FaultyServer:
         return {"content": [{"type": "text", "text": text + "x" * self._flags.huge_result}]}
 
     def _ask(self, what: str) -> dict[str, Any]:
-        # Send the client a request and wait for its answer; keep other messages in `_unread`, for later.
         self._asked += 1
         asked = f"asked-{self._asked}"
         method, params = REQUESTS[what]

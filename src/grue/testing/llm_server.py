@@ -167,7 +167,7 @@ def _pieces(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return how many of `count` events make the fraction `after`: not all, but at least 1; `None`: all."""
+    """Return how many of `count` events make the fraction `after`, at least 1; `None`: all."""
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 
@@ -269,8 +269,8 @@ class ScriptedLlmServer:
         rules: The rules by which it refuses requests; default: `ProviderRules()`.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted`.
-        window: The most tokens that a request may have. The server then counts the tokens of each request and
-            puts the number into `usage`. `None`: any number, not counted.
+        window: The most tokens that a request may have. A completion's `usage` then has the counted tokens of
+            the request. `None`: any number, not counted.
         port: The server's port; 0: a free one.
         retry_after: `Retry-After` of errors that have none, in replies to POST; `"0"`: retry at once.
 

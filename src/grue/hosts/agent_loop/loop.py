@@ -261,7 +261,7 @@ class RunnerOptions(TypedDict, total=False):
 
 
 def configured_options(config: "GameConfiguration", lock: ToolLock | None) -> RunnerOptions:
-    """Return the options that a project's settings determine. `lock` is the tool lock; `None`: no lock."""
+    """Return the options that a project's settings and its tool lock determine."""
     from grue.config import wiring  # imported here, because it loads pydantic
 
     return cast("RunnerOptions", wiring.runner_options(config, lock))

@@ -301,7 +301,6 @@ class DecisionLoop:
         """Return why the run ends after this step; `None`: the run goes on."""
         if result.status != "failed" or self._run.config.on_step_failure != "stop":
             return None
-        # If the run's time is over as well, the time limit is the reason.
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")
         return self._time_over() or failed
 

@@ -114,7 +114,7 @@ class McpManager:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        """Names of the connected servers, in order."""
+        """Names of the connected servers, in the order in which `connect_all` got them."""
         return () if self._connected is None else self._connected.servers
 
     @property

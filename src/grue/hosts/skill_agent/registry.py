@@ -212,7 +212,7 @@ class ActionTypes:
         return reply
 
     def params(self, name: str, params: dict[str, Any], where: str = "params") -> Any:
-        """Convert the parameters that the model wrote to the Struct of the action's type."""
+        """Convert the parameters that the model wrote to the action's Struct, or raise `ValueError`."""
         kind = self.types.get(name)
         if kind is None:
             raise ValueError(f"{where}: there is no action {name!r}; there are {', '.join(self.types)}")

@@ -221,7 +221,7 @@ class MCPManager:
         self._news.turn = turn
 
     def kill_leftovers(self) -> None:
-        """Kill the processes of sessions whose event loop ended before `disconnect_session` was called."""
+        """Kill all server processes of this manager, for example if the sessions' event loop has ended."""
         self._registry.kill_leftovers(loop_running=True)
 
     def _translate_schema(self, mcp_tool: object, server_name: str) -> m.JsonObject:

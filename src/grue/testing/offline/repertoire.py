@@ -103,7 +103,7 @@ def _failed(message: ChatMessage) -> bool:
     return isinstance(result, dict) and bool(result.get("error"))
 
 
-# Commands that do not advance a game. No script contains them; a host plays them mostly as its fallback.
+# Commands that do not advance a game. No script contains them.
 IDLE: Final = frozenset(["look", "l", "inventory", "i", "score", "wait", "z", "help"])
 
 # The most turns that may have been played outside the script. With more, a match would be chance.
@@ -124,7 +124,7 @@ class Step(Struct, frozen=True, kw_only=True):
     command: str
     why: str  # the thinking in the answer
     objective: str | None = None  # a new goal for several turns
-    rounds: tuple[tuple[Thought, ...], ...] = ()  # the thoughts of each reply; a tool is called for each
+    rounds: tuple[tuple[Thought, ...], ...] = ()  # the thoughts of each reply, with a call for each thought
 
 
 class Playbook(Struct, frozen=True):
@@ -229,7 +229,7 @@ def _choices(situation: Situation) -> Iterator[tuple[str, str]]:
         yield from _things(situation)
     named = list(_named_ways(situation))
     if not named:
-        # At a later visit, games print only a place's name. `look` prints the description with the exits.
+        # At a later visit, many games print only a place's name. `look` prints the exits again.
         yield "look", "Nothing that I was told last names a way out of here."
     if situation.known.issuperset(named) and (not named or situation.turn % _TRY_EVERY == 0):
         yield from _unnamed_ways(situation)

@@ -55,7 +55,6 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
         """Return a request as chat completions (`{}` if malformed), and its refusal, or `None`."""
-        # In the chat format, the reasoning `owed` counts only with `rules.echo_reasoning`.
         if self.name == "chat" and not rules.echo_reasoning:
             owed = {}
         words: str | None = None
@@ -68,8 +67,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
         return chat, None if words is None else Refusal(words=words)
 
     def reply(self, body: bytes, status: int, request: Json) -> Json | None:
-        """Translate a completion or an error to this format; another object is returned as it is."""
-        # Returns `None` if `body` is not a JSON object, or malformed.
+        """Translate a completion or an error; return other objects unchanged, and `None` if malformed."""
         try:
             said: Any = json.loads(body)
             if said.get("choices"):

@@ -28,7 +28,7 @@ class Game(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A text only of this game: the SHA-256 of its story file, or the version of grue's own game."""
+        """What identifies the game: the SHA-256 of its story file, or the version of grue's own game."""
 
     def reset(self, seed: int = 0) -> Observation:
         """Start a new game with `seed` and return the first observation."""

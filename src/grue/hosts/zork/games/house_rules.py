@@ -61,7 +61,7 @@ def _things_at(state: State, place: str) -> list[str]:
 
 
 def within_reach(state: State) -> list[str]:
-    """List the things that a command may refer to now; in the dark, only what is carried and a few others."""
+    """List the things that a command may refer to now."""
     carried = _things_at(state, PLAYER)
     if is_dark(state):
         by_feel = [name for name in ("lantern", "musicbox") if state.places[name] == state.room]

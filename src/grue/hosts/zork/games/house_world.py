@@ -26,8 +26,8 @@ class Room(Struct, frozen=True, forbid_unknown_fields=True):
     exits: dict[str, str]
     feature: tuple[str, str, str] | None = None  # a flag, a sentence until it is set, one from then on
     barrier: Barrier | None = None
-    refusal: str = "There is no going there."  # of a direction without an exit
-    dark: bool = False  # without the lit lantern
+    refusal: str = "There is no going there."  # the answer to a direction without an exit
+    dark: bool = False  # unless the lit lantern is there
 
 
 class Thing(Struct, frozen=True, forbid_unknown_fields=True):
