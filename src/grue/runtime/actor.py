@@ -283,8 +283,8 @@ class Supervisor:
     sends to a closed mailbox does not count as crashed if the block is being left, or if an actor that was
     started with `whole=True` has returned.
 
-    The body of the `async with` must not hold anything whose clean-up awaits: a Ctrl-C cancels the body's
-    task itself, and a shielded scope does not protect against that.
+    The body of the `async with` must not hold anything whose clean-up awaits: if the host runs the asyncio
+    loop, a Ctrl-C cancels the body's task, and a shielded scope does not protect against that.
 
     Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an exception. A
     `TraceError`, or an exception such as `KeyboardInterrupt`, is raised as it is. If an outer scope cancels

@@ -121,7 +121,6 @@ class Parameters:
     def _pydantic(
         self, parameter: inspect.Parameter, kind: Any, fault: TypeError | None
     ) -> PydanticParameter:
-        # imported here, because importing pydantic takes long
         from grue.tool_sessions.pydantic_parameters import PydanticParameter
 
         try:

@@ -443,7 +443,7 @@ class SharedSession(_SessionUser):
         pass
 
     async def open(self, timeout_s: float) -> Listing:
-        """Return the listing of the server's kept session; open a new one if there is none or it is lost."""
+        """Return the listing of the server's kept session, which is opened if it is not open."""
         self._owned = owned = await self._pool.open_kept(self._server, self._connect, timeout_s)
         assert owned.listing is not None, "a connection that opened without failing has listed its tools"
         self._seen = owned.listing.tools

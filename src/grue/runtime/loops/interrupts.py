@@ -281,7 +281,7 @@ def defer_interrupts() -> Iterator[None]:
         yield
         return
     raised: list[BaseException] = []
-    presses = count(1)  # `raise_deferred` removes what it raises, so the list's length does not count them
+    presses = count(1)  # not the length of `raised`, from which `raise_deferred` removes what it raises
 
     def take(error: BaseException) -> None:
         raised.append(error)

@@ -216,9 +216,8 @@ class ChildProcess:
         self._on_exit()
 
     async def _leave(self) -> None:
-        # End the tasks that read, because `_await_end` starts new ones, and two tasks must not read the same
-        # pipe. Without new readers, a server that still writes would block and not exit. The process has to
-        # be closed even if a cancellation interrupts this `await`.
+        # End the tasks that read: `_await_end` starts new ones, and two tasks must not read the same pipe.
+        # Close the process even if a cancellation interrupts this.
         try:
             await self._tasks.__aexit__(None, None, None)
         except anyio.get_cancelled_exc_class():

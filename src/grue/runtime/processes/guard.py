@@ -137,8 +137,7 @@ class HostGuard:
         try:
             self._write(line)
         except OSError:
-            # The guard has died meanwhile, or it was stopped (SIGSTOP) and the pipe is full. Start a new
-            # guard, which gets the whole list.
+            # The guard has died, or was stopped and its pipe is full. A new guard gets the whole list.
             self._discard()
             self._ensure_running()
 

@@ -458,8 +458,7 @@ def _end_box(boxed: Boxed) -> None:
 
 def _shell_keeps(env: Mapping[str, str]) -> bool:
     # A POSIX shell may drop variables whose names it could not have set itself, but the server must get its
-    # whole environment. If there is such a name, or no shell, the server is started directly, and may run for
-    # a moment before the guard knows of it.
+    # whole environment.
     # Source: R3.2
     return os.access(_SHELL, os.X_OK) and "".join(env).isascii() and all(map(str.isidentifier, env))
 
