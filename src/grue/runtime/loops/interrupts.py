@@ -1,4 +1,4 @@
-"""Ctrl-C: the only module besides `cli/__init__.py` that handles or blocks signals of grue's own process.
+"""Ctrl-C. Only this module, and `cli/__init__.py` before all imports, handles signals of grue's own process.
 
 What a press of Ctrl-C does depends on where the main thread is, because Python runs signal handlers there:
 
@@ -39,8 +39,6 @@ Why not leave SIGINT to asyncio? Its handler raises `KeyboardInterrupt` at an ar
 press on, usually in the middle of the clean-up: a server process stays alive, a lock stays held, or the loop
 never ends. Impatient users press twice within a second. Here the second press kills the processes that the
 clean-up waits for, so the clean-up ends by itself.
-
-The code for the first row of the table is in `cli/__init__.py`, because it must run before all imports.
 """
 
 from __future__ import annotations

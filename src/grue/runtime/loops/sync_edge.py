@@ -124,7 +124,7 @@ def warn_if_blocking(twin: str) -> bool:
     """Return whether an event loop runs in this thread. If so, warn once per `twin`, except in a notebook."""
     if not loop_is_running():
         return False
-    # A twin needs asyncio. The user called the outermost method of grue, such as a host's `run`.
+    # Under trio no async method of grue works.
     twin = "trio.to_thread.run_sync" if _trio_runs() else _twin_called() or twin
     # No warning in a notebook: each cell blocks its event loop, as the user expects.
     if twin not in _warned and not in_notebook():
@@ -141,7 +141,7 @@ def warn_if_blocking(twin: str) -> bool:
 
 
 def _twin_called() -> str:
-    """Return the name of the async twin of the outermost method of grue in the call stack, if one has any."""
+    """Return `CLASS.METHOD_async` of the outermost method of grue in the stack that has an async twin."""
     twin, frame = "", inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("grue."):
         owner, name = type(frame.f_locals.get("self")), f"{frame.f_code.co_name}_async"
