@@ -59,10 +59,7 @@ class CutLineError(Exception):
 
 
 class LineBuffer:
-    """Takes chunks and returns lines.
-
-    Of a line over `max_message_bytes`, which counts as at least 8 KiB, only the two ends are kept.
-    """
+    """Takes chunks, returns lines. Keeps only the ends of one over `max_message_bytes` (at least 8 KiB)."""
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes

@@ -63,7 +63,7 @@ def wanted(arguments: m.JsonObject) -> Wanted:
 
 
 class WholeResult:
-    """A tool's whole result. It keeps its text, and the first level of its JSON, once they are decoded."""
+    """A tool's whole result. Keeps its text, and the first level of its JSON, for the next `read`."""
 
     def __init__(self, result: m.ToolCallResult) -> None:
         self._result = result

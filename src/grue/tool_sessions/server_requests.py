@@ -1,7 +1,4 @@
-"""What a server may send to its client besides replies: notices and requests (sampling, elicitation, roots).
-
-A server is told only of the kinds of requests that the host answers. By default, the host answers none.
-"""
+"""What a server may send besides replies: notices, and requests (sampling, elicitation, roots)."""
 
 from collections.abc import Awaitable, Callable
 from typing import Literal, TypeAlias

@@ -301,9 +301,7 @@ class _Address(Struct, frozen=True):
 
 
 class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
-    """A server that is reached by URL.
-
-    Its `repr` hides the headers and the parts of the URL that may be secret.
+    """A server that is reached by URL. Its `repr` hides the headers, and what may be secret in the URL.
 
     Attributes:
         url: A URL that begins with `http://` or `https://`; it is not changed.

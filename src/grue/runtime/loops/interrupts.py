@@ -1,4 +1,4 @@
-"""Ctrl-C. Only this module, and `cli/__init__.py` before all imports, handles signals of grue's own process.
+"""Ctrl-C. Only this module and `cli/__init__.py` (the table's first row) handle signals of grue's process.
 
 What a press of Ctrl-C does depends on where the main thread is, because Python runs signal handlers there:
 
