@@ -45,13 +45,11 @@ URL_KEYS_OF_OTHERS = ("serverUrl", "httpUrl")
 """The names that Windsurf (`serverUrl`) and Gemini CLI (`httpUrl`) use for the key `url`."""
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
-# Keys that other MCP hosts use, and that need no warning. Most say which calls need no approval (in grue,
-# `ToolPolicy` says that), or how a list of servers is displayed. `_disabled` reads `enabled`.
+# Keys of other MCP hosts that are ignored without a warning, except `enabled`, which `_disabled` reads.
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
-# Keys of other hosts that grue does not use. They resemble grue's keys, but are not reported as misspellings.
-# `oauth` is unused only in an entry without `url`.
+# Keys of other hosts that resemble grue's keys, but are not misspelt. Beside a `url`, `oauth` is used.
 _UNUSED_KEYS = frozenset(("oauth", "startup"))
 _MISSPELT_FROM = 0.75
 

@@ -83,8 +83,6 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
 
 
 class _Place(Struct, frozen=True):
-    """A place at which a turn can be forked."""
-
     event: EpisodeEnvelope  # the last recorded message before the place
     events: tuple[m.TurnEvent, ...]  # what the agent got before `event`; empty: the whole turn is run again
     opened: tuple[m.ServerName, ...] = ()  # the servers whose sessions are open there

@@ -87,10 +87,7 @@ class _Account:
 
 
 class _Room(Struct, frozen=True, kw_only=True):
-    """Stores the requests of one turn until their replies arrive.
-
-    `read_now`: the ids of the requests whose replies this process has read (see `BatchFolder.item_of`).
-    """
+    """Stores the requests of one turn until their replies arrive."""
 
     files: BatchFolder
     path: str
@@ -98,7 +95,7 @@ class _Room(Struct, frozen=True, kw_only=True):
     admits: Callable[[int, bytes], bool]
     recorder: Recorder
     writer: TraceWriter
-    read_now: set[str] = field(default_factory=set)
+    read_now: set[str] = field(default_factory=set)  # ids of requests whose replies this process has read
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
         """Return the reply; else store the request, if the budget has room, and raise `RequestPostponed`."""

@@ -196,16 +196,14 @@ def talk_reader(path: str | PathLike[str]) -> "TalkReader":
 
 
 class TalkReader:
-    """Builds every conversation of a trace, message by message.
-
-    Copies of the history are kept only at the `branch_points`, where other conversations may branch off.
-    """
+    """Builds every conversation of a trace, message by message."""
 
     def __init__(self, branch_points: set[_Place]) -> None:
         self.talks: dict[m.ConversationId, Talk] = {}
         self.listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self.last = m.ConversationId("")
         self._branch_points = branch_points
+        # The history and the turns at each branch point that has been read.
         self._branches: dict[_Place, tuple[History, tuple[tuple[int, m.ConversationId], ...]]] = {}
         self._turns: dict[int, m.ConversationId] = {}
         self._requests: dict[int, m.ConversationId] = {}

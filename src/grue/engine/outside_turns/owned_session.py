@@ -35,15 +35,12 @@ class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like
 
 
 class CancellableConnection(WrappedConnection):
-    """A connection whose call another task can cancel, by the scope `calling`. The connection stays usable.
-
-    `blocks` are the content blocks of the last call's result, as the server sent them.
-    """
+    """A connection whose call another task can cancel by the scope `calling`. The connection stays usable."""
 
     def __init__(self, connection: ToolConnection) -> None:
         super().__init__(connection)
         self.calling: anyio.CancelScope | None = None
-        self.blocks: tuple[m.JsonObject, ...] = ()
+        self.blocks: tuple[m.JsonObject, ...] = ()  # content of the last call's result, as the server sent it
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a tool. Raises `ToolRefusedError` if another task cancels the scope `calling`."""
@@ -61,16 +58,13 @@ class CancellableConnection(WrappedConnection):
 
 
 class OwnedSession:
-    """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs.
-
-    `fault` is the unexpected exception that ended the session, if any; it may be a `BaseException`.
-    """
+    """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs."""
 
     def __init__(
         self, command: m.OpenSession, connect: Connect, recorder: Recorder, connection: ConnectionState
     ) -> None:
         self.connection = connection
-        self.fault: BaseException | None = None
+        self.fault: BaseException | None = None  # the unexpected exception that ended the session
         self.tools: tuple[m.ToolDefinition, ...] = ()
         self.serves_unlisted = False
         self.closed: m.SessionClosed | None = None

@@ -55,18 +55,14 @@ _MAX_JUDGEMENTS = 3
 
 
 class SessionSources(Struct, frozen=True, kw_only=True):
-    """How sessions are opened, and what limits their use.
-
-    `max_reconnects`: how often a server that has died is connected again, before it is used again; `None`:
-    without limit. Unless the sessions are `lasting`, requests for a subscription are refused.
-    """
+    """How sessions are opened, and what limits their use."""
 
     connect: Mapping[m.ServerName, Connect]
     recorder: Recorder
     limits: TurnLimits
-    max_reconnects: int | None = 0
+    max_reconnects: int | None = 0  # how often each server that has died is connected again; `None`: no limit
     tool_policy: ToolPolicy = ToolPolicy()
-    lasting: bool = False
+    lasting: bool = False  # the sessions stay open; otherwise, requests for a subscription are refused
 
 
 class ServerSessions:
