@@ -138,8 +138,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Driver:
     """Runs a plan on an engine; `folder` must be locked. `retry` is as for `Fleet.map`."""
 
-    # `watch` is called a few times a second with the counts, and the time (monotonic seconds) at which each
-    # running episode was submitted, by id.
+    # `watch` gets the counts, and the time (monotonic seconds) at which each running episode was submitted.
 
     def __init__(
         self,
@@ -173,9 +172,8 @@ class Driver:
         """Play the episodes that have no result yet, until all are done or the run is stopped."""
         # A first Ctrl-C or `grue fleet stop` lets the running episodes end; a second one cancels them.
         self.tally.total = sum(1 for _ in self._plan.cases())
-        # A Ctrl-C between recording a job as running and submitting it, or between taking an ended job from
-        # the queue and counting it, would leave a job that counts as running for ever. So `KeyboardInterrupt`
-        # is deferred, and raised only at the beginning of a round in `_do`, or between two cases in `_jobs`.
+        # A Ctrl-C between recording a job as running and submitting it would leave a job that counts as
+        # running for ever. So Ctrl-C is deferred to the places where `raise_deferred` is called.
         try:
             with defer_interrupts():
                 self._do(self._jobs())
@@ -227,8 +225,7 @@ class Driver:
         """Yield a job for each episode that has to be played; count the others as done or given up."""
         work, digests = self._plan.work, FileDigests()
         forget_cached()
-        # Write the ids of the sweep's episodes before the first one is played, so that reports are about this
-        # sweep even while it runs, or after it was killed.
+        # Write the ids before an episode is played, so that reports on a running or killed sweep are right.
         ids = self._ids(digests)
         self._folder.write_latest(ids if self._plan.whole else None)
         # If a case's file was changed between two runs, reports use the episode that is last in `named.txt`.

@@ -201,7 +201,7 @@ class RayEngine:
             self._end(reference, Lost("timed_out", why, self._timeout_s or 0.0))
 
     def _set_limits(self, running: set[str]) -> None:
-        """Start the time limits of the attempts in `running`. All others still wait for a free core."""
+        """Start the time limits of the attempts in `running`; one that waits for a free core has none yet."""
         if self._timeout_s is None:
             return
         now = time.monotonic()
@@ -214,8 +214,7 @@ class RayEngine:
         with self._lock:
             job, _ = self._tasks.pop(reference)
         self.ended.put((job, outcome))
-        # Call `lost` even if the attempt has ended by itself: the work may have left a runner open, for whose
-        # requests and servers the broker still holds reservations and places.
+        # Even an attempt that ended by itself may hold places: the work may have left a runner open.
         self._broker.lost.remote(job.folder.name)
         with self._lock:
             self._fill()

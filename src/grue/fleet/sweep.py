@@ -282,8 +282,7 @@ def _of_msgspec(file: _File, error: msgspec.ValidationError) -> FleetError:
 # --- An estimate of a sweep's size and cost; no episode is played for it ---
 
 SAMPLE = 10  # how many episodes have to be done before size and cost are estimated from them
-# The assumed sizes of a turn, of an episode of unknown length, and of an episode without its trace. They are
-# used if fewer than `SAMPLE` finished episodes have a trace, or `keep` is not `all`.
+# The assumed sizes of a turn, of an episode of unknown length, and of an episode without its trace.
 _TURN_BYTES = 16_000
 _EPISODE_BYTES = 100_000
 _RESULT_BYTES = 3_000

@@ -186,10 +186,7 @@ def name_of(function: Work) -> str:
 
 
 def find_work(name: str) -> KnownWork:
-    """Import a work: `module:function`, `/path/of/file.py:function` or a host's short name.
-
-    Raises `FleetError` if there is no such function, its module cannot be imported, or it is `async`.
-    """
+    """Import a work: `module:function`, `/path/file.py:function`, or a host's name. Raises `FleetError`."""
     full = OURS.get(name, name)
     if not _FUNCTION.fullmatch(full):
         written = f"write module:function, or one of {', '.join(OURS)}.{did_you_mean(name, OURS)}"
@@ -201,7 +198,7 @@ def find_work(name: str) -> KnownWork:
 
 
 def find_function(name: str) -> Any:
-    """Import a function: `module:function` or `/path/of/file.py:function`. May raise `FleetError`."""
+    """Import a function: `module:function` or `/path/file.py:function`. Raises `FleetError`."""
     if not _FUNCTION.fullmatch(name):
         raise FleetError(f"{name!r} names no function: write module:function.")
     place, _, attribute = name.rpartition(":")

@@ -208,8 +208,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # otherwise keeps for root, such as mounts and firewall rules, and the faults in them.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
-        # RTTIME is grue's mark on a server's processes, by which it finds those that are left running
-        # (runtime/processes/descendants.py).
+        # RTTIME is grue's mark on a server's processes, by which `descendants.py` finds those left running.
         ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
         ("prlimit64", _limit_is_set()),
         # These calls can change other processes of this user. The id 0 is the calling thread.
