@@ -296,7 +296,7 @@ class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like
 
 
 class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the messages
-    """A fork needed what its record lacks, such as the result of a tool call. The call was not sent."""
+    """A fork needed what its record lacks, such as the result of a tool call (the call is not sent)."""
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages

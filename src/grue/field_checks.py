@@ -193,9 +193,8 @@ def _number_fault(value: object, declared: Any, above_0: bool | None) -> str:
         return ""
     limit = " above 0" if above_0 else ", 0 or more"
     or_none = ", or None" if NoneType in _members(declared) else ""
-    if _MOST <= value < math.inf:
-        return f" is {shown(value)}; it must be less than 2**63{or_none}"
-    return f" is {shown(value)}; it must be a finite number{limit}{or_none}"
+    wanted = "less than 2**63" if _MOST <= value < math.inf else f"a finite number{limit}"
+    return f" is {shown(value)}; it must be {wanted}{or_none}"
 
 
 def fault_of(error: Exception) -> str:

@@ -63,7 +63,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             `-`; `learn`: `server.tool` until the endpoint refuses a name, and then encoded.
         sampling: The sampling fields that the endpoint accepts; others are left out.
         max_tokens_field: The field that limits the reply's tokens, in formats with several such fields.
-        default_max_tokens: The limit to send if the settings have none; `None` sends none.
+        default_max_tokens: The limit if the settings have none (`reasoning_tokens` are added), or `None`.
         max_output_tokens: The largest limit that the endpoint accepts; `None` if that is not known.
         system_role: The role of instructions, in formats that know several roles for them.
         reasoning: How to request thinking: the field `reasoning_effort`, the object `reasoning`, Anthropic's

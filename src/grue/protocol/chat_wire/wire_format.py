@@ -66,7 +66,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     """A completion, as it was read from the body of a reply.
 
     Attributes:
-        tool_calls: Calls with canonical names, ids that are unique in the turn, and arguments as text.
+        tool_calls: Calls with canonical names, ids that are unique in the conversation, and text arguments.
         refusal: The model's or the provider's text, if the endpoint marks the reply as a refusal to answer.
         finish_reason: Why the reply ended: the word of chat completions, if they have one, or the endpoint's.
         cut: Whether the reply ended at its length limit.
