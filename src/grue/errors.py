@@ -1,6 +1,6 @@
 """The errors that host programs catch, under one root.
 
-The root is called `MCPError` because host programs catch that name. The text of most errors says what to do.
+The root is called `MCPError` because host programs catch that name.
 """
 
 from collections.abc import Sequence

@@ -1631,7 +1631,6 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The point at which a turn goes on after it was parked, or after its process was killed.
 
     Attributes:
-        parked: The state of the turn at that point.
         decisions: The answers to the questions of `parked`. A question without an answer is asked again.
         new: What the next request adds to the conversation, if `parked.calls` is empty. If both are empty,
             the last request is sent again. With calls, the turn goes on with them and their results.

@@ -1,8 +1,8 @@
 """Tools as a model sees them: their names, their definitions, and the arguments that the model writes.
 
-The canonical name, used everywhere inside grue, is `{server}.{tool}`, or `ToolDefinition.full_name` if that
-is set. MCP allows dots and 128 characters in a tool's name. Most endpoints allow only letters, digits, `_`
-and `-`, and at most 64 characters. So `WireNames` gives each tool a name for them.
+The canonical name is `{server}.{tool}`, or `ToolDefinition.full_name` if that is set. MCP allows dots and 128
+characters in a tool's name. Most endpoints allow only letters, digits, `_` and `-`, at most 64 of them.
+So `WireNames` gives each tool a name for them.
 
 Source: R8.1, R8.2, R8.3, R8.4, P33, P34, P35, P36
 """

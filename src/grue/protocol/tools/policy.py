@@ -72,7 +72,7 @@ def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
 
 
 def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
-    """Return what `policy` says about a tool. Built-in tools are allowed: they change nothing elsewhere."""
+    """Return what `policy` says about a tool. A built-in tool is allowed: it acts only within the turn."""
     if is_built_in(tool):
         return Terms()
     declared = _terms(policy, tool, hints_of(tool.annotations))
