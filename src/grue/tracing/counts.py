@@ -24,7 +24,7 @@ from grue.tracing.turn_slices import OwnMessages
 SLOWEST_TURNS = 5
 
 
-class TurnCounts:
+class _TurnCounts:
     """Counts turns, and measures the phases of each. Several turns can be open at once (`Runner.map`)."""
 
     def __init__(self) -> None:
@@ -40,7 +40,6 @@ class TurnCounts:
         self._after: Counter[int] = Counter()  # turn number -> calls that the host made after the turn
 
     def take(self, envelope: EpisodeEnvelope, changes: Sequence[StepChange]) -> None:
-        """Update the counts. `changes` are the steps that begin or end with the message in `envelope`."""
         if not changes:
             return
         turn = envelope.turn
@@ -100,13 +99,11 @@ class TurnCounts:
         self._slowest = ranked[:SLOWEST_TURNS]
 
     def slowest(self) -> tuple[stats.SlowTurn, ...]:
-        """Return at most `SLOWEST_TURNS` turns, the slowest first; equally slow turns keep their order."""
         return tuple(
             replace(turn, tool_calls=turn.tool_calls + self._after[turn.turn]) for _, _, turn in self._slowest
         )
 
     def stats(self) -> stats.TurnStats:
-        """Return the counts of the turns."""
         outcomes = +self._outcomes  # leaves out 0 and the negative count of ""
         unfinished = self._started - outcomes.total()
         return stats.TurnStats(
@@ -118,16 +115,14 @@ class TurnCounts:
         )
 
 
-class Counts(Struct):
+class _Counts(Struct):
     """Counts of the requests to the model, of one tool's calls, or of one server's sessions."""
 
     numbers: Counter[str] = field(default_factory=Counter)  # by name of a field of `ModelStats` and so on
     seconds: "array[float]" = field(default_factory=lambda: array("d"))  # measured durations
 
 
-class ServerCounts(Counts):
-    """Counts of one server's sessions."""
-
+class _ServerCounts(_Counts):
     endings: Counter[str] = field(default_factory=Counter)  # how many sessions had each `ending`
     in_turns: set[int] = field(default_factory=set)  # turns in which a session is open now
 
@@ -161,11 +156,11 @@ class EpisodeTally:
         self.ending: EpisodeEnded | None = None
         self.clock = stats.PhaseClock()
         self.steps = StepTracker()
-        self.turns = TurnCounts()
+        self.turns = _TurnCounts()
         self.usage = m.Usage()
-        self.model = Counts()
-        self.tools: defaultdict[str, Counts] = defaultdict(Counts)
-        self.servers: defaultdict[str, ServerCounts] = defaultdict(ServerCounts)
+        self.model = _Counts()
+        self.tools: defaultdict[str, _Counts] = defaultdict(_Counts)
+        self.servers: defaultdict[str, _ServerCounts] = defaultdict(_ServerCounts)
         self._names: dict[tuple[int, str], str] = {}  # (turn, call id) -> the tool, such as `files.read`
         self._own = OwnMessages()
         self._sampled: list[m.Usage] = []  # see `usage_in`
@@ -332,7 +327,7 @@ class EpisodeTally:
             case EpisodeEnded() as ended:
                 self.ending = ended
 
-    def _tool(self, envelope: Envelope[Any]) -> Counts:
+    def _tool(self, envelope: Envelope[Any]) -> _Counts:
         return self.tools[self._names.get((envelope.turn, envelope.body.call_id), "?")]
 
     _counted: ClassVar[dict[Callable[..., None], tuple[type[Struct], ...]]] = {

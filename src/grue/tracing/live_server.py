@@ -200,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         _, word, name = (*path.split("/", 2), "", "")[:3]
         if path == "/favicon.ico":
-            self._send(204, "image/png", b"")  # browsers ask for an icon by themselves; there is none
+            self._send(204, "image/png", b"")  # browsers ask for an icon by themselves
         elif not hmac.compare_digest(word.encode(), self.server.word.encode()):
             self._send(404, "text/plain", b"Not found.\n")
         elif name == "":

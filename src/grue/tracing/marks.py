@@ -31,7 +31,7 @@ class Mark(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str = "1"
     score: float  # a finite number
     reason: str = ""  # untrusted, as a model may have written it
-    attempt: int = 0  # number in a fleet, or 0. A result has the marks of its attempt, and those with 0
+    attempt: int = 0  # number in a fleet; 0: outside fleets, or a mark for all attempts
     requests: int = 0  # how many requests to a model the scoring took; likewise `tokens`
     tokens: int = 0
     money_usd: float = 0.0  # the cost of these requests, as far as it is known

@@ -38,7 +38,7 @@ class PrefixBreak(Struct, frozen=True, kw_only=True):
     cause: int  # number of the message in the trace that caused the difference
     cause_kind: str
     why: str
-    tokens: int = 0  # about how many are paid again: from `at_byte` to the end of the shorter prompt or head
+    tokens: int = 0  # about how many are paid again: those of the compared bytes from `at_byte` on
 
 
 class CachedPrompt(Struct, frozen=True, kw_only=True):

@@ -36,9 +36,7 @@ _Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
 _FOLLOWS = frozenset({"whole_chars"})  # not compared: it differs if a secret in the text was replaced
 
 
-class AgentTurn(Struct, frozen=True, kw_only=True):
-    """A turn's messages from and to the agent."""
-
+class _AgentTurn(Struct, frozen=True, kw_only=True):
     begun: EpisodeEnvelope  # the first message of `inbox`, with the body `run`
     run: m.RunTurn
     inbox: tuple[EpisodeEnvelope, ...]
@@ -56,7 +54,6 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def redacted(self) -> bool:
-        """Whether a secret was replaced in any message from or to the agent."""
         return any(envelope.redacted for envelope in (*self.inbox, *self.said))
 
     @property
@@ -84,8 +81,8 @@ class AgentTurn(Struct, frozen=True, kw_only=True):
         return Divergence(turn=self.run.turn, left=recorded, right=None, because=because, reason=reason)
 
 
-def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
-    """Return the `AgentTurn` of a slice; `None` unless its first message to the agent is a `RunTurn`."""
+def _recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> _AgentTurn | None:
+    """Return the slice's turn; `None` unless its first message to the agent is a `RunTurn`."""
     inbox, noted, said = [], [], []
     crash: EpisodeEnvelope | None = None
     for envelope in turn_slice.envelopes:
@@ -100,7 +97,7 @@ def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
             said.append(envelope)
     if not inbox or not isinstance(inbox[0].body, m.RunTurn):
         return None
-    return AgentTurn(
+    return _AgentTurn(
         begun=inbox[0],
         run=inbox[0].body,
         inbox=tuple(inbox),
@@ -113,10 +110,10 @@ def recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> AgentTurn | None:
     )
 
 
-class AgentReplay:
+class _AgentReplay:
     """A replay of a turn's agent, with its events in a given order: how it ended, and how far it agreed."""
 
-    def __init__(self, turn: AgentTurn, changes: Changes, order: Sequence[EpisodeEnvelope]) -> None:
+    def __init__(self, turn: _AgentTurn, changes: Changes, order: Sequence[EpisodeEnvelope]) -> None:
         self._turn = turn
         self._changes = changes
         self._taken: set[int] = set()
@@ -217,22 +214,22 @@ class AgentReplay:
         return "interrupted" if self._turn.interrupted else "unfinished"
 
 
-def replay_agent(turn: AgentTurn, changes: Changes) -> AgentReplay:
+def _replay_agent(turn: _AgentTurn, changes: Changes) -> _AgentReplay:
     """Replay a turn in up to 1000 orders of its events; return the first that agrees, else the furthest."""
-    best: AgentReplay | None = None
+    best: _AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
-        replay = AgentReplay(turn, changes, order)
+        replay = _AgentReplay(turn, changes, order)
         if replay.divergence is None:
             return replay
         best = max(best or replay, replay, key=lambda each: each.compared)
     # In an invalid trace the events may have no possible order.
-    return best or AgentReplay(turn, changes, turn.inbox)
+    return best or _AgentReplay(turn, changes, turn.inbox)
 
 
 _MOST_ORDERS = 1000  # a forged trace can have billions of possible orders
 
 
-def _orders(turn: AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
+def _orders(turn: _AgentTurn) -> Iterator[Sequence[EpisodeEnvelope]]:
     """Yield the orders in which the agent can have handled its events, the most likely first."""
     # Messages in the mailbox keep their order. The agent handles an event from the clock or the supervisor at
     # once, before messages in the mailbox, but after each message whose effects were recorded before it.
@@ -368,8 +365,8 @@ def _after(outcome: m.ConnectOutcome) -> conn.Settled:
             return conn.Untried()
 
 
-def replay_sessions(
-    turn: AgentTurn, connections: Connections, commands: Mapping[int, m.TurnCommand | m.TurnNote]
+def _replay_sessions(
+    turn: _AgentTurn, connections: Connections, commands: Mapping[int, m.TurnCommand | m.TurnNote]
 ) -> tuple[int, list[Divergence]]:
     """Replay a turn's sessions. Return how many messages agreed, and each session's first difference."""
     # `commands` has the replayed agent's messages, by the number of the recorded message that each replaces.
@@ -391,7 +388,7 @@ class _Diverged(Exception):  # noqa: N818 - not an error: it ends the replay of 
 
 
 class _Session:
-    def __init__(self, server: m.ServerName, turn: AgentTurn, connections: Connections) -> None:
+    def __init__(self, server: m.ServerName, turn: _AgentTurn, connections: Connections) -> None:
         self.compared = 0
         self._server = server
         self._turn = turn
@@ -559,7 +556,7 @@ def replay(
         connections.begin(turn_slice)
         if turn in (None, turn_slice.turn):
             cut_off = turn_slice.cut_off or following is None or following.resumed
-            recorded = recorded_turn(turn_slice, cut_off=cut_off)
+            recorded = _recorded_turn(turn_slice, cut_off=cut_off)
             if recorded is not None:
                 yield _replay_turn(recorded, connections, changes)
         connections.learn(turn_slice)
@@ -588,12 +585,12 @@ def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterat
     yield f"different in {diverged} of {counts}{cut}" if diverged else f"identical: {counts}{cut}"
 
 
-def _replay_turn(turn: AgentTurn, connections: Connections, changes: Changes) -> TurnReplay:
-    agent = replay_agent(turn, changes)
-    compared, found = replay_sessions(turn, connections, agent.commands if changes else {})
+def _replay_turn(turn: _AgentTurn, connections: Connections, changes: Changes) -> TurnReplay:
+    agent = _replay_agent(turn, changes)
+    compared, found = _replay_sessions(turn, connections, agent.commands if changes else {})
     if found and not changes:
         # Turns of `Runner.map` begin without the servers' earlier states: compare again without these states.
-        alone, differences = replay_sessions(turn, Connections(), {})
+        alone, differences = _replay_sessions(turn, Connections(), {})
         compared, found = (compared, found) if differences else (alone, [])
     found += _llm_divergences(turn)
     excluded = ((each, changes.excludes(each, turn.begun)) for each in turn.envelopes)
@@ -610,7 +607,7 @@ def _place(divergence: Divergence) -> float:
     return divergence.because[-1].seq + 0.5 if divergence.because else 0.0
 
 
-def _llm_divergences(turn: AgentTurn) -> Iterator[Divergence]:
+def _llm_divergences(turn: _AgentTurn) -> Iterator[Divergence]:
     """Yield a divergence for each message of the LLM actor that is out of order."""
     asked: m.RequestCompletion | None = None
     dropping: int | None = None

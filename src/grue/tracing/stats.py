@@ -172,13 +172,13 @@ class ServerStats(Struct, frozen=True, kw_only=True):
     server: str
     starts: int = 0  # how many sessions opened
     failed_starts: int = 0
-    retries: int = 0  # how many failed attempts had another one after them
+    retries: int = 0  # how many failed attempts were followed by another
     disabled: int = 0
     deaths: int = 0  # how often the server died during a call
     endings: dict[str, int]  # how many sessions had each `ending`; `none`: no process
     startup: Durations  # how long the attempts took that opened a session
     spares: int = 0  # how many sessions were opened in advance
-    spares_lost: int = 0  # how many of them, or of kept sessions, could not be used
+    spares_lost: int = 0  # how many spares, or sessions kept between turns, could not be used
 
 
 class SlowTurn(Struct, frozen=True, kw_only=True):

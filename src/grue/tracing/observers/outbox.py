@@ -196,7 +196,7 @@ def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExpor
 
 
 def session_of_exporter(provided: "Session | None" = None) -> "Session":
-    """Return a session for an OTLP exporter. It raises on redirects and, if it is new, reads no bodies."""
+    """Return a session that raises on redirects: `provided`, or a new one that reads no bodies."""
     # The exporter takes a redirect for a success, so all spans would be lost without a warning. A body that
     # never ends would delay the end of the program. But a credential provider's session may need bodies.
     import requests
