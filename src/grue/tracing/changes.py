@@ -153,8 +153,7 @@ def _call_time(body: object, old: TurnLimits, new: TurnLimits) -> str:
 def _start_time(body: object, old: TurnLimits, new: TurnLimits) -> str:
     if not isinstance(body, m.SessionOpened | m.ConnectFailed):
         return ""
-    server = body.server if isinstance(body, m.SessionOpened) else body.failure.server
-    before_s, limit_s = old.startup_timeout_s(server), new.startup_timeout_s(server)
+    before_s, limit_s = old.startup_timeout_s(body.server), new.startup_timeout_s(body.server)
     if limit_s == before_s:
         return ""
     match body:

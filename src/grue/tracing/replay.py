@@ -30,7 +30,7 @@ from grue.tracing.reading import EpisodeEnvelope
 from grue.tracing.turn_slices import TurnSlice, causes, split_turns
 
 ReplayEnd: TypeAlias = Literal["finished", "crashed", "interrupted", "unfinished"]
-"""How the replay of a turn ended; `unfinished`: the trace lacks the turn's end, or the replay diverged."""
+"""How a turn's replay ended; `unfinished`: the trace lacks the turn's end, or the agent's replay diverged."""
 
 _Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
 _FOLLOWS = frozenset({"whole_chars"})  # not compared: it differs if a secret in the text was replaced
@@ -42,7 +42,7 @@ class _AgentTurn(Struct, frozen=True, kw_only=True):
     inbox: tuple[EpisodeEnvelope, ...]
     noted: tuple[EpisodeEnvelope, ...]  # `NOTED_EVENTS`, which do not come through the mailbox
     said: tuple[EpisodeEnvelope, ...]  # the agent's messages and notes
-    crash: EpisodeEnvelope | None  # the agent's `ActorFailed`
+    crash: ActorFailed | None  # of the agent
     envelopes: Sequence[EpisodeEnvelope]  # all messages of the turn
     by_seq: dict[int, EpisodeEnvelope]  # the same, by message number
     cut_off: bool  # whether the process may have been killed in the turn
@@ -84,7 +84,7 @@ class _AgentTurn(Struct, frozen=True, kw_only=True):
 def _recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> _AgentTurn | None:
     """Return the slice's turn; `None` unless its first message to the agent is a `RunTurn`."""
     inbox, noted, said = [], [], []
-    crash: EpisodeEnvelope | None = None
+    crash: ActorFailed | None = None
     for envelope in turn_slice.envelopes:
         body = envelope.body
         if envelope.receiver == AGENT:
@@ -92,7 +92,7 @@ def _recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> _AgentTurn | None
         elif isinstance(body, NOTED_EVENTS):
             noted.append(envelope)
         elif isinstance(body, ActorFailed):
-            crash = envelope if body.actor == AGENT else crash
+            crash = body if body.actor == AGENT else crash
         elif envelope.sender == AGENT:
             said.append(envelope)
     if not inbox or not isinstance(inbox[0].body, m.RunTurn):
@@ -201,8 +201,7 @@ class _AgentReplay:
     def _refused(self, event: EpisodeEnvelope, error: str) -> _Ending:
         turn = self._turn
         if self.compared == len(turn.said):
-            crash = turn.crash.body if turn.crash is not None else None
-            if isinstance(crash, ActorFailed) and crash.error.startswith(IllegalEvent.__name__):
+            if turn.crash is not None and turn.crash.error.startswith(IllegalEvent.__name__):
                 return "crashed", None
             if turn.cut_off and turn.may_stop:
                 return "unfinished", None  # the event was still in the mailbox when the host was killed
