@@ -1,11 +1,9 @@
 """Facts that a host records in the trace, besides the messages of its turns.
 
-A host is a program that runs turns, such as a game or a mail desk. Its facts appear in the logs and the
-viewer, and it can read them itself to resume an episode. It records a fact through its runner's recorder:
-`runner.recorder.record(fact, sender="host", turn=runner.turn)`. Facts are not sent to any actor.
-
-Besides the three facts of this module, a host declares its own with `register_facts` (docs/guides/hosts.md).
-A program that has not imported the host shows such a fact by the names and values of its fields.
+A host is a program that runs turns, such as a game or a mail desk. It can read its facts itself to resume an
+episode. It records a fact with `runner.recorder.record(fact, sender="host", turn=runner.turn)`. Besides the
+three facts of this module, it declares its own with `register_facts` (docs/guides/hosts.md). A program that
+has not imported the host shows such a fact by the names and values of its fields.
 """
 
 from collections.abc import Callable, Iterable, Mapping

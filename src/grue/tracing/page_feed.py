@@ -266,7 +266,7 @@ class MarkCount(Struct, kw_only=True):
 class PageTurn(Struct, kw_only=True):
     """A turn in the page; `viewer_page/trace.js` reads the fields by name."""
 
-    # `reason`, `action`, `question` and `answer` are printable, but untrusted.
+    # The texts are printable, but untrusted.
 
     turn: int  # 0 for messages before the first turn
     start_s: float  # since the trace began, as `end_s`

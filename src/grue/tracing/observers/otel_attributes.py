@@ -4,7 +4,7 @@ Attributes that a sampler reads, such as the model, are set when a span begins, 
 only later. `tests/support/genai_conventions.py` has the conventions' tables of attributes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, assert_never
 from urllib.parse import urlsplit
@@ -56,7 +56,7 @@ def answered(text: str) -> str:
     return _output([_text(text)], "stop")
 
 
-def tool_definitions(tools: Iterable[m.ToolDefinition]) -> str | None:
+def tool_definitions(tools: Sequence[m.ToolDefinition]) -> str | None:
     """Return the offered tools as JSON, only their names if the JSON gets too long; `None` without tools."""
     named = [{"type": "function", "name": tool.name} for tool in tools]
     full = [

@@ -13,12 +13,14 @@ from grue.runtime.trace.recorder import Envelope
 from grue.tracing.observers.spans import AsSent, SpanClosed, SpanFeed, SpanId, SpanNoted, SpanOpened
 
 CONTENT_LIMIT = 20_000  # the most characters of one message, of a call's arguments or of an output
-HISTORY_LIMIT = 200_000  # most characters of all earlier messages in a request's span
+HISTORY_LIMIT = (
+    200_000  # most characters of earlier messages in a request's span; older system texts come on top
+)
 Capture: TypeAlias = bool | Literal["reference"]
 """Whether content is sent. With `reference`, a completion's span has only the new messages, and the number of
 the request in the trace."""
 
-DETAIL_LIMIT = 1_000  # longest text of a failure's reason, in characters
+DETAIL_LIMIT = 1_000  # most characters of a verdict's detail, or of a tool's description
 
 
 class SpanSink(ABC):

@@ -145,7 +145,7 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # A conversation that is not in `_talks` is, for example, a single request of a server (sampling).
+        # Not in `_talks` is, for example, the conversation of a server's request (sampling).
         return self._talks.get(name) or _Talk()
 
 
@@ -167,7 +167,7 @@ class ToolSession(Struct, frozen=True, kw_only=True):
 
 
 class Generation(Struct, frozen=True, kw_only=True):
-    """One completion: its request, and the conversation up to and with the request (`sent`)."""
+    """One completion."""
 
     request: m.RequestCompletion
     asks: m.ModelAsked  # its texts are empty while they are unknown
