@@ -541,7 +541,7 @@ def fork(
     misses: Misses = typer.Option(
         "fail",
         metavar="fail|call|ask",
-        help="What to do about a tool call that has no recorded result:\n\n"
+        help="What to do about a tool call for which no recorded result is left:\n\n"
         "fail: let the fork fail.\n\n"
         "call: call the tool.\n\n"
         "ask: ask you at the terminal whether to call it. Without a terminal, the same as `fail`.",
@@ -554,11 +554,10 @@ def fork(
     """Run a recorded turn again, with another model, prompt, limit, tool or result.
 
     The turn is run again from its first message, or from a later message that
-    --at names. Earlier messages are taken from the trace. If the model makes a
-    tool call that the recorded turn has made too, with the same arguments, the
-    call gets the recorded result, and no tool runs. For other calls, see
-    --misses. The command prints the answer, and commands that compare the fork
-    with the recorded turn.
+    --at names. Earlier messages are taken from the trace. A tool call that the
+    recorded turn has made too, with the same arguments, gets the recorded result,
+    and no tool runs. If no such result is left, --misses decides. The command
+    prints the answer, and commands that compare the fork with the recorded turn.
     """
     from grue.cli.fork import change_of, fork_turn
     from grue.cli.hosts import load_hosts

@@ -184,7 +184,7 @@ def fork(
     misses: Literal["fail", "call"] = typer.Option(
         "fail",
         metavar="fail|call",
-        help="What to do about a tool call that has no recorded result:\n\n"
+        help="What to do about a tool call for which no recorded result is left:\n\n"
         "fail: let the fork fail.\n\n"
         "call: call the tool, with the servers in mcp_config.json, or in config_file under tool.grue.mcp in "
         "pyproject.toml.",
@@ -206,10 +206,10 @@ def fork(
     """Run many recorded turns again, each with the same change. After a stop, the same command continues.
 
     A fork runs a recorded turn again from its beginning, with another model,
-    prompt, limit or setting. If the model makes a recorded tool call again, with
-    the same arguments, the call gets the recorded result. The forks and the
-    recorded turns become episodes of a fleet. To compare them, where DIR is the
-    fleet's folder:
+    prompt, limit or setting. A tool call that the recorded turn has made too,
+    with the same arguments, gets the recorded result; if none is left, --misses
+    decides. The forks and the recorded turns become episodes of a fleet. To
+    compare them, where DIR is the fleet's folder:
     grue fleet compare DIR:fork=recorded :fork=changed
 
     Their scores are: score (1 if the model gave an answer, else 0), same_answer
