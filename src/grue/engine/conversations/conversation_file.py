@@ -36,34 +36,27 @@ FORMAT = 1
 
 
 class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
-    """The first line of a conversation's file.
-
-    `entries`: how many entries were written together with the header, on the lines after it. `length` and
-    `digest`: those of the ledger after these entries. `call_ids`: ids of tool calls that no line has, because
-    a `Rewritten` has removed them; new calls must not reuse these ids.
-    """
+    """The first line of a conversation's file."""
 
     format: int
     id: str
     system: str
-    entries: int = 0
-    length: int = 0
+    entries: int = 0  # how many entries were written together with the header, on the lines after it
+    length: int = 0  # like `digest`, that of the ledger after these entries
     digest: str = ""
-    call_ids: tuple[m.CallId, ...] = ()
+    call_ids: tuple[m.CallId, ...] = ()  # of calls that a `Rewritten` has removed; new calls need other ids
 
 
 class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
     """The endpoint's profile, as a conversation learned it from requests, and the tools it offered last.
 
     It is saved so that a request after a restart begins with the same bytes, for the provider's prompt cache.
-    `first` is the profile that was assumed before the first request, `profile` the corrected one. `names` are
-    the tools' names on the wire, by canonical name.
     """
 
     model: str
-    first: WireProfile
-    profile: WireProfile
-    names: dict[str, str] = {}
+    first: WireProfile  # assumed before the first request
+    profile: WireProfile  # the corrected one
+    names: dict[str, str] = {}  # the tools' names on the wire, by canonical name
     tools: tuple[m.ToolDefinition, ...] = ()
 
 
@@ -78,22 +71,14 @@ class Undone(Struct, frozen=True, tag="undone"):
 
 
 class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True):
-    """The state of a turn that a later process can go on with.
-
-    Attributes:
-        trace: The trace that tells how far the turn has come; empty if `state` is `over`.
-        began: The digest of the entries before the turn; empty if `state` is `over`, or there were none.
-        state: `running` (also after the process was killed), `parked` or `over`.
-        questions: The questions whose answers a parked turn waits for.
-        untold: Answers to a parked turn's tool calls, such as "not called". If the parked turn is given up,
-            the next turn sends them to the model.
-    """
+    """The state of a turn that a later process can go on with."""
 
     turn: int
-    trace: str
-    began: str
-    state: Literal["running", "parked", "over"]
-    questions: tuple[ApprovalQuestion, ...] = ()
+    trace: str  # the path of the trace that tells how far the turn has come; empty if `state` is `over`
+    began: str  # the digest of the entries before the turn; empty if `state` is `over`, or there were none
+    state: Literal["running", "parked", "over"]  # `running` also after the process was killed
+    questions: tuple[ApprovalQuestion, ...] = ()  # those whose answers a parked turn waits for
+    # Answers to a parked turn's calls, such as "not called", which the model reads if the turn is given up.
     untold: tuple[m.ToolMessage, ...] = ()
 
 
@@ -125,21 +110,17 @@ _DROPPED = msgspec.json.encode(Dropped())
 
 
 class SavedConversation(Struct):
-    """The content of a conversation's file.
-
-    `lines` are those after the header that no `Undone` has taken back. `cut_short`: the process was killed
-    while it wrote the last line. `restored`: how many of the `header.entries` entries have been read.
-    """
+    """The content of a conversation's file."""
 
     header: FileHeader
     history: History
     learned: Learned | None = None
     mark: TurnMark | None = None
     recorded: list[TurnRecorded] = []
-    lines: tuple[Line, ...] = ()
-    cut_short: bool = False
-    size: int = 0
-    restored: int = 0
+    lines: tuple[Line, ...] = ()  # those after the header that no `Undone` has taken back
+    cut_short: bool = False  # the last line is incomplete
+    size: int = 0  # in bytes
+    restored: int = 0  # how many of the `header.entries` entries have been read
 
     def take(self, line: Line) -> None:
         """Apply the next line; raises `ValueError` if it cannot follow the lines before it."""

@@ -167,20 +167,15 @@ _LONG = 2**20
 
 
 class TurnPast(Struct, kw_only=True):
-    """What a conversation gives a turn that continues it, and what the turn reports at its end.
+    """What a conversation gives a turn that continues it, and what the turn reports at its end."""
 
-    `history`: number and digest of the entries before the turn; `None`: the turn is in no conversation. The
-    turn sets the last three fields: that its actors ran, how its agent ended it (`None`: not reported), and
-    its last request to the model, if any.
-    """
-
-    history: m.HistoryReference | None = None
+    history: m.HistoryReference | None = None  # the entries before the turn; `None`: there is no conversation
     entries: Sequence[m.Said | m.AssistantReply] = ()
     bytes_per_token: float | None = None
     llm: LlmFactory | None = None
     results: EarlierResults | None = None
-    ran: bool = False
-    end: m.TurnEnd | None = None
+    ran: bool = False  # whether the turn's actors ran; the turn sets this and the next fields
+    end: m.TurnEnd | None = None  # as the agent reported it
     last_request: m.RequestCompletion | None = None
 
 

@@ -32,21 +32,14 @@ _Place: TypeAlias = tuple[int, str]
 
 
 class Talk(Struct):
-    """A conversation, as far as the trace has been read.
-
-    Attributes:
-        tools: The tools that were offered last.
-        flaw: Why the conversation cannot be resumed; empty: it can be.
-        turns: Each turn's number and conversation id. Turns from before a branch keep the original's id.
-        turn: The turn that is running or parked; `None`: the last turn has ended.
-    """
+    """A conversation, as far as the trace has been read."""
 
     system: str
     history: History
-    tools: tuple[m.ToolDefinition, ...] = ()
-    flaw: str = ""
-    turns: tuple[tuple[int, m.ConversationId], ...] = ()
-    turn: m.RunTurn | None = None
+    tools: tuple[m.ToolDefinition, ...] = ()  # those that were offered last
+    flaw: str = ""  # why the conversation cannot be resumed; empty: it can be
+    turns: tuple[tuple[int, m.ConversationId], ...] = ()  # turns from before a branch have the original's id
+    turn: m.RunTurn | None = None  # the turn that is running or parked; `None`: the last turn has ended
     parked: m.TurnParked | None = None
 
     def close(self) -> None:
