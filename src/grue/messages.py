@@ -936,7 +936,7 @@ class SettingsLeftOut(LlmNote, frozen=True, kw_only=True):
 
 
 class OfferChanged(LlmNote, frozen=True, kw_only=True, omit_defaults=True):
-    """llm: a request offers other (or `changed`) tools than the one before it: prompt caches begin anew."""
+    """llm: tools were added, removed or changed since the last request, so prompt caches begin anew."""
 
     conversation: ConversationId
     request: int

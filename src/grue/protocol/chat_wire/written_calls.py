@@ -118,7 +118,7 @@ def split_thoughts(text: str) -> tuple[str, str]:
 
     After an opening tag without a closing one, all is thoughts. Some templates put the opening tag into the
     prompt. Then the closing tag counts only in a line of its own, or outside of code blocks with no space,
-    quote or the like beside it (`_is_attached`). In OpenAI's harmony format, thoughts are in `analysis`.
+    quote or the like beside it (`_is_attached`). In harmony, thoughts are in the channel `analysis`.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)

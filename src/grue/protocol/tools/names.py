@@ -161,8 +161,7 @@ def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObj
 class ToolRoutes(Struct, frozen=True):
     """Tools by the name to show (`listed`), and by each name that calls them (`called`).
 
-    If several tools have one bare name, it calls the last of them. `shadowed`: each of these but the first,
-    with the one before it.
+    A bare name of several tools calls the last one. `shadowed`: each later tool, with the one before it.
     """
 
     listed: dict[str, m.ToolDefinition]

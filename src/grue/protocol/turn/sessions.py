@@ -112,7 +112,7 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     """Return a note for each pattern of the request, or else of the tool policy, that matches no tool.
 
-    There are no notes if a pattern may match a tool that is not known: of a missing server, or unlisted.
+    There are no notes if not all tools are known: a server is missing, or serves tools that it does not list.
     """
     run = turn.run
     if not run.binds_calls or turn.degraded or turn.serving_unlisted or not run.servers:
