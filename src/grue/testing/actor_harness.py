@@ -220,7 +220,8 @@ class ActorHarness:
 
     def channel(self, name: str, *, bound: int | None = None) -> FakeChannel[Any]:
         """Make the mailbox of an actor that the test plays. If it is full, the actor's `send` waits."""
-        channel: FakeChannel[Any] = FakeChannel(name, self._record, bound=bound)
+        tap = functools.partial(self.watch.recorder.record, turn=self._turn)
+        channel: FakeChannel[Any] = FakeChannel(name, tap, bound=bound)
         self._channels.append(channel)
         return channel
 
@@ -302,9 +303,6 @@ class ActorHarness:
         name = "" if self._actor is None else self._actor.name
         new, self._seen = self.watch.envelopes[self._seen :], len(self.watch.envelopes)
         return [each.body for each in new if each.sender == name]
-
-    def _record(self, body: Any, **rest: Any) -> Envelope[Any]:
-        return self.watch.recorder.record(body, turn=self._turn, **rest)
 
 
 P = ParamSpec("P")
@@ -505,7 +503,7 @@ class TraceWatch:
     def __init__(self, *, clock: Callable[[], float] | None = None) -> None:
         self.envelopes: list[Envelope[Any]] = []
         self.recorder = Recorder() if clock is None else Recorder(clock=clock, wall_clock=clock)
-        self.recorder.add(self._keep)
+        self.recorder.add(lambda envelope, _line: self.envelopes.append(envelope))
 
     @classmethod
     def of(cls, path: str | PathLike[str]) -> Self:
@@ -592,9 +590,6 @@ class TraceWatch:
             if name not in known:  # `never` would pass for a field that is misspelt
                 raise TypeError(f"{kind.__name__} has no field {name!r}; it has {', '.join(known) or 'none'}")
         return [body for body in self.bodies(kind) if _has(body, fields)]
-
-    def _keep(self, envelope: Envelope[Any], _line: bytes) -> None:
-        self.envelopes.append(envelope)
 
     def _failure(self, text: str, kind: type | None = None) -> AssertionError:
         shown = [each for each in self.envelopes if kind and isinstance(each.body, kind)] or self.envelopes

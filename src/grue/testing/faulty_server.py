@@ -62,7 +62,7 @@ def argv(*flags: str) -> tuple[str, ...]:
 
 def run() -> None:
     """Run the server with the flags on the command line."""
-    FaultyServer(_flags_of_this_start(_flags().parse_args())).serve()
+    _FaultyServer(_flags_of_this_start(_flags().parse_args())).serve()
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -131,9 +131,7 @@ def _add_message_flags(parser: argparse.ArgumentParser) -> None:
     add("--only-in", nargs=2, metavar=("LIVES", "FILE"), help=only)
 
 
-class FaultyServer:
-    """The server: answers requests one after the other, with the faults of `flags`."""
-
+class _FaultyServer:
     def __init__(self, flags: argparse.Namespace) -> None:
         self._flags = flags
         self._calls = 0
@@ -144,7 +142,6 @@ class FaultyServer:
         self._writing = threading.RLock()
 
     def serve(self) -> None:
-        """Read and answer requests until the input ends, or until a fault stops the server."""
         self._begin()
         while message := self._next():
             if "method" in message and "id" in message:

@@ -37,9 +37,7 @@ class _TaskRefusal(Exception):  # noqa: N818 - named as what the server does
         self.code = code
 
 
-class TaskServer:
-    """Answers the requests of one client. Each task goes through the states that `--states` lists."""
-
+class _TaskServer:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._extension = options.form == "extension"
@@ -50,7 +48,6 @@ class TaskServer:
             self._tasks = json.loads(options.store.read_text())
 
     def serve(self) -> None:
-        """Answer requests from standard input until the input ends or a task comes to the state `die`."""
         for line in sys.stdin:
             message = json.loads(line)
             if "id" in message and "method" in message:
@@ -227,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--poll-ms", type=int, default=100, help="the interval that it asks for")
     parser.add_argument("--store", type=Path, metavar="FILE")
     parser.add_argument("--record", type=Path, metavar="FILE")
-    TaskServer(parser.parse_args(arguments)).serve()
+    _TaskServer(parser.parse_args(arguments)).serve()
 
 
 if __name__ == "__main__":

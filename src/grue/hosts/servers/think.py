@@ -118,8 +118,8 @@ class ProtocolError(Exception):
         self.message = message
 
 
-class ThoughtError(Exception):
-    """A thought is refused with an error result, whose text tells the model what to correct."""
+class _ThoughtError(Exception):
+    pass
 
 
 # --- The tool ---
@@ -130,7 +130,7 @@ def record_thought(session: Session, arguments: Json) -> Json:
     given = {name: value for name, value in arguments.items() if value is not None}
     problems = _malformed(given) or _dangling(session, given)
     if problems:
-        raise ThoughtError(f"The thought was not recorded: {'; '.join(problems)}.")
+        raise _ThoughtError(f"The thought was not recorded: {'; '.join(problems)}.")
     number = int(given["thoughtNumber"])
     session.thoughts += 1
     session.numbers.add(number)
@@ -236,7 +236,7 @@ def call_tool(session: Session, params: Json) -> Json:
         raise ProtocolError(INVALID_PARAMS, "arguments must be an object")
     try:
         standing = record_thought(session, arguments)
-    except ThoughtError as error:
+    except _ThoughtError as error:
         return {"content": [{"type": "text", "text": str(error)}], "isError": True}
     result: Json = {"content": [{"type": "text", "text": json.dumps(standing)}], "isError": False}
     if session.speaks("2025-06-18"):

@@ -165,7 +165,7 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
     as `OPENROUTER_API_KEY` or `OPENAI_API_KEY`.
 
     Raises:
-        MCPConfigError: The file cannot be used, or a value in it. Then the error names the line and the key.
+        MCPConfigError: The file or a value in it cannot be used. For a value, the error names line and key.
         MissingDependencyError: The package `pyyaml` is absent; the text has the command that installs it.
     """
     document = read_yaml(path)

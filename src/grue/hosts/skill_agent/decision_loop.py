@@ -43,7 +43,7 @@ class StepRunner:
             turn=run.turn, number=action.step, action=action.type, target=action.target
         )
         run.note(started, run.turn)
-        retries = run.config.retries if run.config.on_step_failure == "retry" and is_repeatable(tool) else 0
+        retries = run.config.retries if run.config.on_step_failure == "retry" and _is_repeatable(tool) else 0
         for attempt in range(1, retries + 2):  # noqa: B007 - the variable is used after the loop
             result = self._call_tool(action, tool) if action.type == MCP_CALL else self._act(action)
             if result.status != "failed" or run.left_s <= 0:
@@ -122,8 +122,7 @@ class StepRunner:
         return "" if folder is None else folder.keep(f"artifacts/{name.replace('/', '_')}", content)
 
 
-def is_repeatable(tool: m.ToolDefinition | None) -> bool:
-    """Return whether a call of `tool` that may have had an effect can be made again."""
+def _is_repeatable(tool: m.ToolDefinition | None) -> bool:
     # `hints_of` sets `idempotent` for read-only tools, too.
     return hints_of(None if tool is None else tool.annotations).idempotent
 
@@ -289,7 +288,7 @@ class DecisionLoop:
     def _step(self, judged: JudgedAction) -> RunEnd | None:
         action = judged.action
         begun, self._begun = self._begun, 0
-        if begun == action.step and (judged.denied or not is_repeatable(judged.tool)):
+        if begun == action.step and (judged.denied or not _is_repeatable(judged.tool)):
             self._steps.end(action.ended("interrupted", error=INTERRUPTED))
             return None
         if judged.denied:

@@ -156,7 +156,7 @@ class ClientModel:
 
     @property
     def profile(self) -> WireProfile:
-        """The request fields that this client accepts."""
+        """What the client accepts in a request."""
         return _SIMPLE_CLIENT if look_alikes.accepts(self.client.chat.completions.create, "name") else _SDK
 
     @property

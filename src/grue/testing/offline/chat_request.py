@@ -45,9 +45,7 @@ class Function(Struct, frozen=True):
     parameters: m.JsonObject
 
 
-class Tool(Struct, frozen=True):
-    """A tool on offer."""
-
+class _Tool(Struct, frozen=True):
     type: Literal["function"]
     function: Function
 
@@ -66,7 +64,7 @@ class ChatRequest(Struct, frozen=True, kw_only=True):
 
     model: str
     messages: tuple[ChatMessage, ...]
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[_Tool, ...] = ()
     tool_choice: Literal["auto", "none"] = "auto"
     response_format: _ResponseFormat | None = None
 

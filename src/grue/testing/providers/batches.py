@@ -147,17 +147,16 @@ class ScriptedBatches:
 
     def _make_of_file(self, raw: bytes) -> LlmReply:
         body = json.loads(raw)
-        endpoint, file = body.get("endpoint"), body.get("input_file_id")
+        endpoint, file, metadata = body.get("endpoint"), body.get("input_file_id"), body.get("metadata") or {}
         if endpoint not in _ENDPOINTS:
             return error_reply(400, f"Invalid value: '{endpoint}'", code="invalid_value")
         if file not in self._files:
             return error_reply(404, f"No such File object: {file}")
         if body.get("completion_window") != "24h":
             return error_reply(400, "Invalid value for completion_window: only '24h' is supported.")
-        if len(body.get("metadata") or {}) > 16 or body.keys() - _FIELDS:
+        if len(metadata) > 16 or body.keys() - _FIELDS:
             return error_reply(400, "Unknown parameter, or more than 16 entries of metadata")
         requests, why = _read_file(self._files[file], endpoint)
-        metadata = body.get("metadata") or {}
         batch = self._new(requests, endpoint=endpoint, metadata=metadata, file=file)
         if why:  # no error reply: providers report a refused file in the batch's state
             batch.state, batch.why = "failed", why

@@ -244,8 +244,8 @@ def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
             return item, []
 
 
-# By a part's type: how the names of its events begin, and those of its text's events; the field of both for
-# the part's number; the field of the part for its text; the further fields of its text's events.
+# By a part's type: the beginning of its events' names; that of its text's events' names; the field of these
+# events for the part's number; the part's field for its text; further fields of its text's events.
 _PART_EVENTS: dict[str, tuple[str, str, str, str, Json]] = {
     "output_text": ("content_part", "output_text", "content_index", "text", {"logprobs": []}),
     "refusal": ("content_part", "refusal", "content_index", "refusal", {}),

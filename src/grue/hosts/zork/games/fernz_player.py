@@ -83,9 +83,7 @@ _MOST_STEPS: Final = 50_000_000  # instructions for one command; the host's time
 _INFOCOM: Final = 3
 
 
-class Player:
-    """Runs a story, with the lines of stdin as commands."""
-
+class _Player:
     def __init__(self, story: str, *, seed: int, columns: int, rows: int) -> None:
         self._saved: bytes | None = None
         self._story = FernzEnv(
@@ -104,7 +102,6 @@ class Player:
         return True
 
     def play(self) -> None:
-        """Print the opening, and answer each line until the input or the story ends."""
         self._print(self._screen.read(self._story.reset(max_steps=_MOST_STEPS)[0].stream))
         while not self._story.done and (line := sys.stdin.readline()):
             command = line.rstrip("\n")
@@ -140,7 +137,7 @@ def main() -> int:
     parser.add_argument("story")
     options = parser.parse_args()
     try:
-        Player(options.story, seed=options.s, columns=options.w, rows=options.h).play()
+        _Player(options.story, seed=options.s, columns=options.w, rows=options.h).play()
     except (ExecutionError, NotImplementedError, ValueError, OSError, MemoryError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 the host quotes it
         return 1

@@ -60,8 +60,7 @@ def _things_at(state: State, place: str) -> list[str]:
     return [name for name in HOUSE.portable if state.places[name] == place]
 
 
-def within_reach(state: State) -> list[str]:
-    """List the things that a command may refer to now."""
+def _within_reach(state: State) -> list[str]:
     carried = _things_at(state, PLAYER)
     if is_dark(state):
         by_feel = [name for name in ("lantern", "musicbox") if state.places[name] == state.room]
@@ -87,7 +86,7 @@ def _upper_first(text: str) -> str:
 
 def find(state: State, words: Words, *, asks: str = "") -> str:
     """Return the thing in reach that a phrase names; raises `RefusalError` unless it is exactly one."""
-    reach = within_reach(state)
+    reach = _within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
         if state.it in reach:
             return state.it
@@ -678,7 +677,7 @@ def _several(turn: Turn, nouns: tuple[Words, ...]) -> str:
         names = _things_at(turn.state, PLAYER)
         if turn.phrase.verb == "take":
             names = [
-                name for name in within_reach(turn.state) if name in HOUSE.portable and name not in names
+                name for name in _within_reach(turn.state) if name in HOUSE.portable and name not in names
             ]
         if not names:
             raise RefusalError("There is nothing here to do that with.")
