@@ -303,23 +303,21 @@ def _resume(talk: Talk, resumed: m.Resumption) -> None:
 class RecordedTurn:
     """The last part of a turn, as the trace has it, and the entries that were added in its earlier parts.
 
-    A new part begins each time the turn is resumed. `events` are what the agent got in the last part, and
-    `asked` is the part's last request. `said` has, from all parts, the messages that change a conversation; a
-    `ReplyDropped(request=0)` among them drops a recorded reply whose request is sent again. `said_before` has
-    the requests and replies of earlier parts.
+    A new part begins each time the turn is resumed. `said` has, from all parts, the messages that change a
+    conversation; a `ReplyDropped(request=0)` among them drops a recorded reply whose request is sent again.
     """
 
     def __init__(self, begun: EpisodeEnvelope, run: m.RunTurn, before: "RecordedTurn | None") -> None:
         self.run = run
         self.begun = begun
-        self.asked: EpisodeEnvelope | None = None
+        self.asked: EpisodeEnvelope | None = None  # the last request of the last part
         self.last_event = begun.seq
         self.end: m.TurnEnd | None = None
         self.tools: tuple[m.ToolDefinition, ...] = before.tools if before else ()
         self.last_seq = begun.seq
         self.listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
         self._began_s = self._last_s = begun.t
-        self.events: list[m.TurnEvent] = [run]
+        self.events: list[m.TurnEvent] = [run]  # what the agent got in the last part
         self.called: dict[m.CallId, m.ToolCalled] = {}
         self._tasks: dict[m.CallId, m.OpenTask] = {}
         self._aside: set[int] = set()
