@@ -500,7 +500,7 @@ class HostTurn(Generic[T]):
 
     is_resumed = False
     waits = False
-    record: TurnsPast | None = None  # recorded events to repeat first
+    record: TurnsPast | None = None  # the recorded beginning of a fork, or of a turn that has waited
     earlier: EarlierResults | None = None  # a fork's tool results of earlier turns
     begun: History | None = None  # the entries that a resumed turn added before it was resumed
     started_by: m.RunTurn | None = None  # the `RunTurn` of a resumed turn or fork; `None`: `command` makes it
