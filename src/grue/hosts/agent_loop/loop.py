@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypedDict, TypeVar, Unpack, cast, get_args
 
 import anyio
 from msgspec.structs import replace
@@ -25,7 +25,7 @@ from grue.errors import ConversationBusy, MCPConfigError
 from grue.hosting import ToolServer
 from grue.hosts.agent_loop.events import EventFeed
 from grue.hosts.agent_loop.injected import MCP, InjectedTools, InvokeMcpTool, McpCall, McpTool
-from grue.policies import StartWhen
+from grue.policies import StartAhead, StartWhen
 from grue.protocol.tools.lock import ToolLock
 from grue.protocol.tools.names import MCP_PREFIX
 
@@ -348,6 +348,11 @@ class AgentLoop:
             raise MCPConfigError(f"on_event= wants a function of an event, not {on_event!r:.60}.")
         if "keep" in options:
             raise MCPConfigError("An AgentLoop has no keep=: its sessions stay open between inputs.")
+        start: Any = options.get("start")
+        if isinstance(start, tuple) or start in get_args(StartAhead):
+            raise MCPConfigError(
+                f"An AgentLoop keeps its sessions, so start={start!r} cannot start any ahead."
+            )
         self._injected: InjectedTools | None = None
         mcp: dict[str, ToolServer]
         if invoke_mcp_tool is not None:

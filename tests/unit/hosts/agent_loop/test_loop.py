@@ -201,6 +201,10 @@ def test_a_loop_always_keeps_its_sessions() -> None:
     wrong: Any = {"keep": "turn"}
     with pytest.raises(MCPConfigError, match="An AgentLoop has no keep=: its sessions stay open"):
         AgentLoop(LlmSettings(base_url="http://127.0.0.1:9/v1", model="m"), **wrong)
+    ahead: Any
+    for ahead in ("after_turn", "beside_turn", ("after_turn", "beside")):
+        with pytest.raises(MCPConfigError, match="An AgentLoop keeps its sessions, so start="):
+            AgentLoop(LlmSettings(base_url="http://127.0.0.1:9/v1", model="m"), start=ahead)
 
 
 def test_a_configuration_makes_a_loop(tmp_path: Path) -> None:
