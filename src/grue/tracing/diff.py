@@ -3,7 +3,7 @@
 The turns are paired in order. A turn that only one trace has run a second time has no partner. If a trace has
 forks, only turns with a fork's number are compared. The messages of a turn form a tree by their causes. Below
 each pair of messages, those with the same sender, receiver and kind are paired: in order if both sides have
-equally many (or one has hundreds), otherwise by content. So another order of the actors makes no difference.
+equally many (or one has hundreds), otherwise by content. So the order in which actors work does not matter.
 
 The numbers and times of messages, `IGNORED` fields, and messages whose class has `compared = False` are not
 compared. The ids in the fields `IDS` may differ if, within a turn, left and right ids pair one to one.
@@ -32,8 +32,7 @@ IGNORED = frozenset({
     "pid", "elapsed_s", "duration_s", "duration_ms", "delay_s", "episode_id", "echo", "address", "facts",
     "request_id", "error_code", "asks", "expires_at", "TurnResumed.after", "HistoryReference.file",
 })  # fmt: skip
-"""Fields that are not compared. Most differ from run to run. `asks` (the model and its endpoint) need not
-be compared if a host recorded an `EpisodeStarted`, whose `conditions` usually name both."""
+"""Not compared: most differ from run to run; a host's `conditions` usually name what `asks` names."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
 _MOST_MATCHED = 400  # pairing by content has a quadratic cost: more siblings are paired in order

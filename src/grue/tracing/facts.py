@@ -2,8 +2,8 @@
 
 A host is a program that runs turns, such as a game or a mail desk. It can read its facts itself to resume an
 episode. It records a fact with `runner.recorder.record(fact, sender="host", turn=runner.turn)`. Besides the
-three facts of this module, it declares its own with `register_facts` (docs/guides/hosts.md). A program that
-has not imported the host shows such a fact by the names and values of its fields.
+three facts of this module, it can declare its own with `register_facts` (docs/guides/hosts.md). A program
+that has not imported the host shows such a fact by the names and values of its fields.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -167,8 +167,7 @@ class StepTracker:
         return None
 
     def _begin(self, kind: StepKind, key: Hashable, envelope: Envelope[Any]) -> None:
-        if key in self.open:
-            self._end(key, reported=False)
+        self._end(key, reported=False)
         step = Step(
             kind=kind, key=key, turn=envelope.turn, began=envelope, start_s=envelope.t, first=envelope.seq
         )

@@ -126,9 +126,7 @@ def write_pieces(
 
 
 def _write_piece(pieces: BinaryIO, piece: Piece, side: int) -> None:
-    pieces.write(b'<script type="application/json" data-piece="%d">' % side)
-    pieces.write(embedded(piece))
-    pieces.write(b"</script>\n")
+    pieces.write(b'<script type="application/json" data-piece="%d">%b</script>\n' % (side, embedded(piece)))
 
 
 def fill_page(page: BinaryIO, parts: Sequence[bytes], data: Sequence[bytes | BinaryIO | ImageTable]) -> None:

@@ -13,14 +13,11 @@ from grue.runtime.trace.recorder import Envelope
 from grue.tracing.observers.spans import AsSent, SpanClosed, SpanFeed, SpanId, SpanNoted, SpanOpened
 
 CONTENT_LIMIT = 20_000  # the most characters of one message, of a call's arguments or of an output
-HISTORY_LIMIT = (
-    200_000  # most characters of earlier messages in a request's span; older system texts come on top
-)
-Capture: TypeAlias = bool | Literal["reference"]
-"""Whether content is sent. With `reference`, a completion's span has only the new messages, and the number of
-the request in the trace."""
-
+HISTORY_LIMIT = 200_000  # most characters of a request's earlier messages; older system texts add to it
 DETAIL_LIMIT = 1_000  # most characters of a verdict's detail, or of a tool's description
+
+Capture: TypeAlias = bool | Literal["reference"]
+"""Whether content is sent; `reference`: of a request's messages, only those that no earlier request had."""
 
 
 class SpanSink(ABC):
