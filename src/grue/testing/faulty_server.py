@@ -358,7 +358,7 @@ def _start_sleep(seconds: str, *, start_new_session: bool = False) -> None:
 
 
 def _start_daemon(pid_file: str, env: dict[str, str]) -> None:
-    # Make the child a daemon: a process with another parent, group and session, and /dev/null as its streams.
+    # A daemon is a process with another parent, group and session, and with /dev/null as its streams.
     child = os.fork()
     if child:
         os.waitpid(child, 0)

@@ -345,7 +345,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the server on the process's stdin and stdout; return its exit status."""
+    """Run the server on stdin and stdout, if there are no arguments; return the exit status."""
     if arguments in (["--help"], ["-h"]):
         sys.stdout.write(USAGE)
         return 0

@@ -44,7 +44,7 @@ class Action(Struct, frozen=True):
 
 
 class ActionReply(Struct, frozen=True):
-    """The model's reply: one or more actions."""
+    """The model's reply as actions; none if the reply was unusable."""
 
     actions: list[Action]
     thought: str = ""
