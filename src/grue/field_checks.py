@@ -159,7 +159,7 @@ def _fault(settings: Struct, name: str, value: object, above_0: bool | None, *, 
     try:
         # msgspec refuses values of a subclass of float, such as `numpy.float64`, and paths.
         known = float(value) if isinstance(value, float) else value
-        as_text = getattr(type(known), "__fspath__", None)  # no `os.fspath`: `protocol/` must not import `os`
+        as_text = getattr(type(known), "__fspath__", None)  # `protocol/` may not import `os`, even indirectly
         read = msgspec.convert(known if as_text is None else as_text(known), declared)
     except (msgspec.ValidationError, TypeError) as error:
         fault, _, place = str(error).partition(" - at `")

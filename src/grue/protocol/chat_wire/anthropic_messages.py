@@ -407,7 +407,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     calls: list[m.ToolCall] = []
     blocks = [w.as_object(block) for block in w.listed(answer["content"])]
     for block in blocks:
-        match block.get("type"):
+        match block.get("type"):  # other blocks are not kept: the endpoint may refuse them in a request
             case "tool_use":
                 calls.append(w.read_call(block.get("id"), block.get("name"), block.get("input"), ids, names))
                 # The call's name and arguments are in `Reply.tool_calls`: keep only its place and its id.
@@ -420,9 +420,6 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
             case "thinking" | "redacted_thinking":
                 # If the reply calls tools, the next request must repeat its thinking, unchanged and in place.
                 kept.append(block)
-            case _:
-                # The endpoint may refuse other blocks in a request.
-                continue
     said = "".join(w.text_of(block) for block in blocks if block.get("type") == "text")
     stop = w.as_text(answer.get("stop_reason"))
     finish = _FINISHES.get(stop, stop) if stop else None

@@ -450,7 +450,7 @@ class WireFormat(Protocol):
     """Whether tool messages can contain images and files; if not, a user message (`Shown`) has them."""
 
     marks_results: bool  # whether tool messages can have a cache marker
-    assembler: Callable[[], Assembler]  # makes an assembler for a streamed reply
+    assembler: Callable[[], Assembler]
     batches: BatchFormName | None
     """The form in which providers of this format take batches (`batch_forms.py`); `None`: they take none."""
 

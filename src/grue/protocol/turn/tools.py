@@ -189,7 +189,7 @@ def _after_tools(state: s.AwaitingTools) -> Transition:
         return force(turn, "max_iterations", new)
     if turn.budget_reached:
         return force(turn, "budget", new)
-    # `can_call` is false if the servers have removed all their tools during the turn, or did not start.
+    # No tool may be left: servers can have removed their tools during the turn, or did not start.
     return ask(turn, "loop" if turn.can_call else "only", new)
 
 
