@@ -25,7 +25,7 @@ from grue.tracing.turn_slices import turn_of
 
 _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3  # fewest characters: a shorter text of a fact may be in a prompt by chance
-_MOST_SHOWN = 20  # how many facts before a prompt are remembered, each by its longest text
+_MOST_SHOWN = 20  # how many facts after a prompt are remembered for the next one, each by its longest text
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):

@@ -43,13 +43,12 @@ class _AgentTurn(Struct, frozen=True, kw_only=True):
     noted: tuple[EpisodeEnvelope, ...]  # `NOTED_EVENTS`, which do not come through the mailbox
     said: tuple[EpisodeEnvelope, ...]  # the agent's messages and notes
     crash: ActorFailed | None  # of the agent
-    envelopes: Sequence[EpisodeEnvelope]  # all messages of the turn
+    envelopes: Sequence[EpisodeEnvelope]  # all messages of the slice, with facts around the turn
     by_seq: dict[int, EpisodeEnvelope]  # the same, by message number
     cut_off: bool  # whether the process may have been killed in the turn
 
     @property
     def is_fork(self) -> bool:
-        """Whether the turn runs a recorded turn again, from one of its messages on."""
         return any(isinstance(envelope.body, m.TurnForked) for envelope in self.noted)
 
     @property
@@ -70,7 +69,6 @@ class _AgentTurn(Struct, frozen=True, kw_only=True):
         return self.cut_off or self.crash is not None or self.interrupted or not self.said
 
     def up_to(self, envelope: EpisodeEnvelope) -> tuple[EpisodeEnvelope, ...]:
-        """Return the causes of an envelope of the turn, the oldest first, and then the envelope itself."""
         return (*causes(envelope, self.by_seq), envelope)
 
     def unexpected(
