@@ -288,7 +288,7 @@ class Supervisor:
 
     Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an exception. A
     `TraceError`, or an exception such as `KeyboardInterrupt`, is raised as it is. If an outer scope cancels
-    the block, or grue's own code in it raises anything but `MailboxClosed`, that is raised in place of these.
+    the block, or grue's own code in it raises anything but `MailboxClosed`, that is raised instead.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:

@@ -622,7 +622,7 @@ class FunctionConnection:
         return self.listing
 
     async def refresh_tools(self, timeout_s: float) -> None:
-        """Await `before_calls`: the session calls this before each call and after a batch."""
+        """Await `before_calls`, if there is one. The list of functions never changes."""
         del timeout_s
         if self._before_calls is not None:
             await self._before_calls()

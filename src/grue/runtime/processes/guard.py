@@ -107,7 +107,7 @@ class HostGuard:
                 self._send(f"-{listed}")
 
     def end(self) -> None:
-        """Let the guard clear its list and end. Wait for that up to `_END_S`, or until a Ctrl-C."""
+        """Let the guard kill and remove what is listed, and end. Wait up to `_END_S`, or until a Ctrl-C."""
         with self._lock:
             shell, self._shell = self._shell, None
             if shell is None or shell.stdin is None:

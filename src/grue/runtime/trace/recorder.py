@@ -203,12 +203,10 @@ class Recorder:
 
     def redacted_body(self, body: B) -> B:
         """Return a message with the secrets replaced where its type allows a placeholder."""
-        valid, written = self.encoded(body)
-        shown: B = (
-            self._redaction.redact_message(written, valid)[1]
-            if self._redaction.may_contain_secrets(written)
-            else valid
-        )
+        shown: B
+        shown, written = self.encoded(body)
+        if self._redaction.may_contain_secrets(written):
+            shown = self._redaction.redact_message(written, shown)[1]
         return shown
 
     def hold_back(self, piece: type[Struct]) -> None:
