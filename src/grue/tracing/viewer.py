@@ -204,7 +204,7 @@ _ERROR_CHARS = 1000
 
 
 class _Run(Struct, frozen=True, kw_only=True):
-    """A row of the index, which `viewer_page/runs.js` shows."""
+    """A row of the index; `viewer_page/runs.js` reads the fields by name."""
 
     name: str  # the run's path in the folder
     page: str = ""  # relative address of the page; empty: there is no page, and `error` says why

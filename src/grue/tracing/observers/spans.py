@@ -52,7 +52,7 @@ MOST_KEPT = 100  # conversations that are kept when a turn ends; the longest unu
 class AsSent(Struct, frozen=True):
     """The conversation up to and with a request to the model."""
 
-    said: tuple[m.ConversationItem | m.AssistantReply, ...]  # the conversation, oldest first
+    said: tuple[m.ConversationItem | m.AssistantReply, ...]  # oldest first
     fresh: int  # how many messages at the end of `said` are new in this request
     missing: int = 0  # how many earlier entries of the history are not in `said`
     tools: tuple[m.ToolDefinition, ...] = ()
