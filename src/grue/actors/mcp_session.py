@@ -212,12 +212,12 @@ class SessionActor(Actor[m.SessionCommand]):
                 assert connection is not None, "without a server, no call is made"
                 await self._report_changed_tools(connection, batch, cause)
                 step.settlement = await self._made(connection, batch, step, cause)
-                if step.last and step.settlement is not None:
+                if step.last:
                     await self._report_changed_tools(connection, batch, cause)
 
     async def _made(
         self, connection: ToolConnection, batch: m.CallTools, make: calls.MakeCall, cause: int
-    ) -> m.Settlement | None:
+    ) -> m.Settlement:
         call, unlisted = make.called, self._serves_unlisted
         reason: str | None = None
         if not calls.is_as_decided(make.call, self._server, self._tools, serves_unlisted=unlisted):
