@@ -157,7 +157,7 @@ _WHERE = typer.Option(
     "model's answer.\n\n"
     "turn: the turn's number.\n\n"
     "trace: the path of the trace.\n\n"
-    "outcome: how the turn ended, which is one of these:\n\n"
+    "outcome: how the turn ended (empty if it has not ended), which is one of these:\n\n"
     "answered: the model answered.\n\n"
     "forced: the model answered because grue told it to answer at once.\n\n"
     "degraded: the model answered without the tools of a server that could not be used.\n\n"
@@ -173,8 +173,8 @@ def fork(
     folder: Path = typer.Argument(
         ...,
         metavar="TRACES",
-        help="A folder, such as runs: fork turns of all traces in it and its subfolders. Or a run "
-        "folder, or a trace.jsonl.",
+        help="A folder, such as runs: fork turns of all traces in it and its subfolders, but no forks. Or a "
+        "run folder, or a trace.jsonl.",
     ),
     where: str = _WHERE,
     model: str | None = opt.OTHER_MODEL,
