@@ -226,8 +226,9 @@ def trace_query(
         metavar="SQL",
         help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
         "episodes, turns, calls and requests; calls has no calls of a turn without an end, and none that a "
-        "host makes between turns, such as those of `grue run`. Outcome, model, tokens and duration of a run folder or trace are not in "
-        'episodes, but in turns and requests. "describe calls" lists the columns of calls.',
+        "host makes between turns, such as those of `grue run`. Outcome, model, tokens and duration of a run "
+        'folder or trace are not in episodes, but in turns and requests. "describe calls" lists the '
+        "columns of calls.",
     ),
     places: list[Path] | None = typer.Argument(
         None,
