@@ -25,7 +25,7 @@ from grue import (
     tool,
 )
 from grue.cli.trace_to_test import to_test
-from grue.errors import AnswerError, ConversationError, LLMError, MCPConfigError
+from grue.errors import AnswerError, ApprovalPending, ConversationError, LLMError, MCPConfigError
 from grue.messages import (
     AssistantReply,
     CompletionReceived,
@@ -362,6 +362,19 @@ def test_a_turn_whose_model_failed_is_no_test(tmp_path: Path) -> None:
     with pytest.raises(MCPConfigError, match=r"its model failed \(refused 401: .*No such key.*scripted_llm"):
         to_test(trace, None, (), path)
     assert not path.exists()
+
+
+def test_a_parked_turn_is_no_test(tmp_path: Path) -> None:
+    trace, parks = tmp_path / "a.jsonl", replace(ASKED, parking=True)
+    servers = {"shop": FunctionTools({"look": lambda at: at})}
+    with (
+        ScriptedLlmServer([LOOK]) as server,
+        runner(server, "chat_completions", trace, servers=servers, tool_policy=parks) as each,
+        pytest.raises(ApprovalPending),
+    ):
+        each.run_turn(TurnRequest(user="Look."))
+    with pytest.raises(MCPConfigError, match="Turn 1 cannot be told as a test: it is parked"):
+        to_test(trace, None, (), tmp_path / "test_a.py")
 
 
 @pytest.mark.slow

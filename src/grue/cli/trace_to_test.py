@@ -110,6 +110,8 @@ def _not_again(run: RecordedRun) -> str:
         return f"its model failed ({words}). The fixture scripted_llm makes such faults, with error_reply."
     if end is None:
         return "it has no end. Choose a turn that was answered."
+    if isinstance(end, m.TurnParked):
+        return "it is parked. Resume it first, or choose another turn."
     if isinstance(end, m.TurnFailed):
         refused = isinstance(end.failure, m.NoAnswer) and not end.failure.stopped
         if not refused or run.begun.answer is None:
@@ -242,8 +244,6 @@ def _ended(end: m.TurnEnd | None) -> str:
             return "had no usable answer, and got the fallback"
         case m.TurnCompleted(kind=kind, reason=reason):
             return "was answered" if kind == "answered" else f"was {kind} ({_word(reason)})"
-        case m.TurnParked():
-            return "was parked"
         case _:
             return "failed"
 
@@ -494,8 +494,7 @@ def _test(
             yield f"    assert outcome.kind == {end.kind!r}, outcome.reason"
         yield from _cuts(run, end)
         return
-    error = "ApprovalPending" if isinstance(end, m.TurnParked) else "AnswerError"
-    yield f"    with runner, pytest.raises({error}):\n        runner.run_turn(request)"
+    yield "    with runner, pytest.raises(AnswerError):\n        runner.run_turn(request)"
 
 
 def _cuts(run: RecordedRun, end: m.TurnCompleted) -> Iterator[str]:
