@@ -53,7 +53,7 @@ def _object(text: str) -> m.JsonObject:
 
 
 def json_value(text: str) -> object:
-    """Parse typed JSON. May raise `ValueError` (also for NaN and Infinity) or `RecursionError`."""
+    """Parse the user's JSON. May raise `ValueError` (also for NaN and Infinity) or `RecursionError`."""
     value: object = json.loads(text)
     json.dumps(value, allow_nan=False)
     return value

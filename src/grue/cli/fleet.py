@@ -148,7 +148,7 @@ def summary_of(finished: Finished, place: Path, again: str) -> str:
 
 
 def warnings_of(sweep: Sweep) -> list[str]:
-    """Return a warning if the sweep has a limit in dollars, but lacks the price of a model, or all prices."""
+    """Return a warning if the sweep has a limit in dollars, but no prices, or none for one of its models."""
     budget = sweep.budget
     if budget.money_usd is None:
         return []

@@ -66,7 +66,7 @@ def fork_turn(
     llm = model_for(recorded.asks(recorded.place(at)), change.llm, change.model, change.base_url)
     servers = {} if misses == "fail" else _servers(mcp_config, recorded.begun.servers)
     listed = configured_names(recorded.begun.servers, change.tools)
-    if listed:  # leave out other servers; but if all are others, `Runner.fork` says so
+    if listed:  # leave out servers that the turn lacks; if it lacks all, `Runner.fork` raises an error
         change = replace(change, tools={name: change.tools[own] for name, own in listed.items()})
     lacking = [name for name in recorded.begun.servers if name not in servers]
     if lacking and misses != "fail":

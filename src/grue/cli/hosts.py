@@ -1,4 +1,4 @@
-"""Load the facts that installed hosts (programs that run turns) define, so that traces can be shown."""
+"""Load the facts of installed hosts (programs that run turns): messages that only they put into a trace."""
 
 from contextlib import suppress
 from importlib import import_module

@@ -29,7 +29,7 @@ class Terminal:
             self.spinner = SPINNER
 
     def size(self) -> os.terminal_size:
-        """Return the size of the terminal; if unknown, as `shutil.get_terminal_size`, by default 80 x 24."""
+        """Return the terminal's size; if it is unknown, that in COLUMNS and LINES, or else 80 x 24."""
         if self.redraws and self._fd is not None:
             try:
                 size = os.get_terminal_size(self._fd)

@@ -26,7 +26,7 @@ MCP_CONFIG_FILE = mcp_config(CONFIGURED)  # for commands that change the file, o
 
 
 def finite(number: float | None) -> float | None:
-    """Return the number that an option was given; refuse `nan`, and 9e18 and more, also below 0."""
+    """Return an option's number; refuse `nan`, and a number from 9e18 on or from -9e18 down."""
     if number is not None and not is_usable(abs(number), above_0=False):
         raise typer.BadParameter(f"{number:g} is not a usable number: give a finite one below 9e18")
     return number

@@ -114,8 +114,8 @@ def named_server(known: KnownServers, name: str, *, preset: bool = True) -> Stdi
 def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callable[[], tuple[str, str]]]:
     """Return a server that is watched, not limited, and a function that proposes a sandbox for it.
 
-    Call the function after the server's end. It returns the sandbox, as JSON, and lines about folders that it
-    opens for one changed file, or that the server used but the sandbox does not permit (or an empty text).
+    Call the function after the server's end. It returns the sandbox, as JSON, and notes, which may be empty:
+    which folders the sandbox opens because of one changed file, and which used folders it does not open.
     """
     server = named_server(known, name, preset=False)
     watch = Watch()

@@ -81,7 +81,7 @@ def _of_fleet(folder: Path) -> str:
 
 
 def latest_trace() -> Path:
-    """Return the latest trace in `runs` or here; that of a failed or unfinished fork only if all are such."""
+    """Return the latest trace in `runs` or the working directory, preferably no failed or unfinished fork."""
     found = [*traces_in(RUNS), *traces_in(Path())]
     if not found:
         raise MCPConfigError(

@@ -23,7 +23,7 @@ def from_here(path: Path, here: Path | None = None) -> Path:
 
 
 def grue_from(folder: Path) -> str:
-    """Return the command that starts grue from `folder`: `grue`, or its path if known and not on PATH."""
+    """Return the command for grue in `folder`: `grue`, or its path if PATH has none and the path is known."""
     called = Path(sys.argv[0])
     if called.name != "grue" or shutil.which("grue") is not None:
         return "grue"
@@ -38,7 +38,7 @@ GRUE = grue_from(Path.cwd())  # the command that starts grue from the working di
 
 
 def for_this_python(message: str) -> str:
-    """Return an error's text in which `pip install` names this Python, if `pip` on PATH is another's."""
+    """Return an error's text in which `pip install` names this Python, unless `pip` on PATH belongs to it."""
     python = Path(sys.executable)
     own = Path(shutil.which("pip") or "").parent == python.parent
     pip = "pip" if own else f"{quote(str(from_here(python)))} -m pip"

@@ -124,10 +124,11 @@ def trace_cache(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int
     A provider's prompt cache can serve the beginning of a prompt, as far as it is
     the same as in an earlier prompt. So a prompt should begin with all of an
     earlier prompt of its conversation (in `grue play`, each turn is a
-    conversation). The first prompt of a conversation should have the tools and
-    the system prompt of the latest first prompt to the same model. A prompt that
-    does not breaks off: the command shows the first difference, and the message
-    that caused it. The last three columns of the table are:
+    conversation). The first prompt of a conversation should begin with the tools
+    and the system prompt with which the previous conversation with the same model
+    began. If a prompt does not begin like this, it breaks off: the command shows
+    the first difference, and the message that caused it. The last three columns
+    of the table are:
 
     repeats: how much of the prompt a cache could serve.
 

@@ -37,7 +37,7 @@ class Reader(Protocol):
         """Discard what was typed before now, so that only keys pressed after the question answer it."""
 
     def answer(self, question: str, default: str = "") -> str | None:
-        """Ask, and return one line; `None`: the input ended. `default`: to edit, or for an empty line."""
+        """Ask, and return one line; `None`: the input ended. `default`: the line if only Enter is pressed."""
 
 
 class LineReader:
@@ -138,7 +138,7 @@ def _options(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def value_of(field: Field, text: str) -> Any:
-    """Return typed text as a value of the field's type. A `ValueError` says what is expected."""
+    """Convert what the person wrote to the field's type. A `ValueError` says what is expected."""
     if field.options:
         several = field.kind == "array"
         chosen = [each.strip() for each in text.split(",") if each.strip()] if several else [text]

@@ -124,7 +124,7 @@ class TerminalScreen(Closing):
 
 
 class PipeScreen:
-    """Prints answers and output of commands to stdout, all else to stderr; if `quiet`, no events of turns."""
+    """Prints answers, questions and commands' output to stdout, the rest to stderr; no events if `quiet`."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet

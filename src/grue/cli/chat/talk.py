@@ -170,7 +170,7 @@ FIRST_FILE = "conversation.jsonl"
 
 
 class ChatResult(Struct, frozen=True, kw_only=True):
-    """The result of a chat: `result.json` in its run folder. Only `duration_s` leaves out earlier runs."""
+    """The result of a chat, for `result.json`. Only `duration_s` leaves out a resumed chat's earlier runs."""
 
     episode_id: str
     reason: str  # `ended` (the user left), `failed` (the start, a turn or a command) or `interrupted`

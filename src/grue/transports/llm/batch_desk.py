@@ -42,7 +42,7 @@ _READS = 3  # how often results are read that are damaged, or incomplete althoug
 _MOST_PAGES = 1000
 
 _SKEW_S = 600.0  # how much the provider's clock may differ from this machine's clock
-_QUEUE_FULL = r"enqueued token limit"  # in OpenAI's reason if it has no room beside other batches
+_QUEUE_FULL = r"enqueued token limit"  # in OpenAI's reason if its queue has no room for another batch
 _BOUNDARY = b"grue-batch-file"
 
 
@@ -103,8 +103,8 @@ class BatchDesk:
     async def _submit(self, record: Submission, *, unsure: bool = False) -> Submission:
         """Send a file of requests to the provider, which makes a batch of it. Raises `BatchRefused`.
 
-        `unsure`: the file may have been sent already, so first look for its batch. If only the results of a
-        running batch can show whether it is the file's, return `record` unchanged: the next `look` checks it.
+        `unsure`: the file may have been sent already, so first look for its batch. If a batch that still runs
+        may be that batch, return `record` unchanged: the next `look` checks again.
         """
         patience = self._patience()
         while True:

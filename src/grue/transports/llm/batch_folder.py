@@ -149,8 +149,8 @@ class BatchFolder(Closing):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id
         # No request with this body can be used. But a request with this number and another body may have got
-        # a reply. Use that reply, because a new request costs money. If the turn has just read it, the turn
-        # asks once more, for instance because that reply was cut.
+        # a reply. Use that reply, because a new request costs money. But skip a reply that the turn has read:
+        # the turn asks again because it could not use the reply, for instance because the reply was cut.
         for each in (item for item in same if item.request == request and item.id not in read):
             if self._succeeded(each.id):
                 return each.id

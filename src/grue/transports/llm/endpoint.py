@@ -215,7 +215,10 @@ class ReplyRoom(Protocol):
     """Stores requests for a batch, which a provider answers hours later, and returns the replies."""
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> http.Answered | Fault:
-        """Return the reply, or store the request (if the budget allows it) and raise `RequestPostponed`."""
+        """Return the reply, or store the request and raise `RequestPostponed`.
+
+        If the budget refuses the request, it is not stored: return a fault, or raise `RequestPostponed`.
+        """
 
     def read(self, model: str, outcome: http.RequestOutcome) -> None:
         """Count the cost of a reply from a batch. Call this when the reply has been decoded."""
@@ -415,7 +418,7 @@ class LlmEndpoint:
                     with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                         await reply.close()
             except (TimeoutError, http.ExchangeError) as error:
-                # The answer has to begin, and each piece of the body to come, within the limit of a request.
+                # A timeout before `until` was that of the first byte or of one piece: `retry.timeout_s`.
                 late = anyio.current_time() >= until
                 yield http.fault_of(error, limit_s if late else retry.timeout_s)
 

@@ -164,7 +164,7 @@ class _Stage:
 
 _KEPT_S = 5.0  # how long an idle connection is kept for another request; most endpoints keep theirs longer
 _CHUNKS_AT_ONCE = 64  # chunks between two pauses for other tasks: 64 KiB may hold ten thousand chunks
-_MAY_HIDE_BYTES = 32 * 2**10  # a longer reply may be followed by bytes that only the event loop has
+_MAY_HIDE_BYTES = 32 * 2**10  # after a longer reply, further bytes may be in the event loop's own buffer
 _QUIET_S = 0.001  # how long a connection with TLS, or after a long reply, must be silent to be used again
 
 
@@ -322,7 +322,7 @@ class HttpReply:
             raise exchange_error(error) from error
 
     async def close(self) -> None:
-        """Keep the connection. Close it if it may hold bytes after the reply, which httpx would read next."""
+        """End the reply; close the connection if the body is not all read, or other bytes may follow it."""
         await self._response.aclose()
         stream = self._response.extensions.get("network_stream")
         if stream is not None and not await self._silent(stream):
@@ -621,7 +621,7 @@ def _answered(
 
 
 class _Incoming:
-    """A reply while it arrives. With `streamed`, events make it a stream under any content type."""
+    """A reply while it arrives. With `streamed`, a body of events is a stream, whatever its content type."""
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
         self.streamed = streamed

@@ -1,4 +1,4 @@
-"""`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP (its wire).
+"""`McpClient`: an MCP session with one server, over the pipes of a process or over HTTP.
 
 A process is spawned before the SDK is imported, so that the server starts during the import.
 """

@@ -27,8 +27,8 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
         pinning: The approved tool definitions; `None`: all are accepted.
         before_import: Awaited before the SDK is imported in a worker thread; `None`: the SDK is imported at
             once, in the event loop's thread. Has no effect if the SDK is imported already.
-        on_secret: Called with the name and the value of OAuth secrets of 8 or more characters; with a token,
-            before the server gets it.
+        on_secret: Called with the name and the value of OAuth secrets of 8 or more characters; with an access
+            token, before it is sent to the MCP server.
         on_listed: Called with a session's first listing, before options and tool lock leave out any tool.
         spoken: Called before the first request; returns the MCP revision of the server's last session, or an
             empty text if that is not known. A wrong revision costs one request, of 5 s at most.

@@ -1,6 +1,6 @@
 """Redirect the log records that the SDK and its HTTP libraries write while they work for a session of grue.
 
-Such a record can hold a secret, or megabytes. So the session gets, redacts and cuts warnings and errors.
+Such a record can hold a secret, or megabytes. So grue redacts and cuts warnings and errors, or drops them.
 """
 
 import contextvars
@@ -23,7 +23,7 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Pass warnings and errors of `LOGGERS` to `receive`, also those of tasks of the block; drop the rest."""
+    """Pass warnings and errors of `LOGGERS` to `receive`, also of tasks begun in the block; drop the rest."""
     before = _receiver.set(receive)
     try:
         yield

@@ -209,7 +209,7 @@ async def _answer(
 
 
 def log_out(server: HttpServer) -> tuple[bool, bool]:
-    """Forget a server's tokens; return whether any were stored, and revoked. Raises `LoginRefused`."""
+    """Forget a server's tokens; return (any were stored, they were revoked). Raises `LoginRefused`."""
     store = token_store(server)
     try:
         record = store.load()

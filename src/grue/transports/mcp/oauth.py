@@ -109,7 +109,7 @@ def adapted(
 
     The SDK compares issuers letter by letter, but some servers add a slash at the end in one place only. So
     an issuer is changed to the form that it has in `issuers`. Of several authorization servers the SDK takes
-    the first, so a `configured` issuer is moved to the front; then metadata of any other issuer raises
+    the first, so the `configured` issuer is moved to the front, and metadata of another issuer raises
     `AuthorizationRefused`. A huge lifetime is limited, because the SDK cannot compute with it.
     """
     try:
@@ -211,7 +211,8 @@ class Person(Struct, frozen=True):
 class Authorizer:
     """Gets, renews and stores the tokens of one server. Several tasks may share this object.
 
-    `on_secret` gets tokens and other OAuth secrets of 8 or more characters; a token before the server does.
+    `on_secret` gets name and value of OAuth secrets of 8 or more characters; those of an access token before
+    it is sent to the MCP server.
     """
 
     def __init__(self, server: HttpServer, store: TokenStore, on_secret: Callable[[str, str], None]) -> None:

@@ -89,9 +89,9 @@ class FilteredEvents(httpx2.AsyncByteStream):
     """The events in the body of a response, without comments.
 
     A large answer is put into `answers`, and a small event with the answer's id is yielded in its place.
-    `request_id` is the request that the body answers; `None`: the body is the stream of the server's own
-    messages. An answer of more bytes than the first of `limits` is reported to `notify` and, if its id can be
-    read, replaced by an error. An event of more bytes than the second of `limits` ends the stream.
+    `request_id` is the request that the body answers; `None`: the body is the stream of a GET that
+    resumes no request. An answer of more bytes than the first of `limits` is reported to `notify` and, if its
+    id can be read, replaced by an error. An event of more bytes than the second of `limits` ends the stream.
     """
 
     def __init__(
@@ -444,7 +444,7 @@ _answering: ContextVar[int | str | None] = ContextVar("answering", default=None)
 
 
 class _Client(httpx2.AsyncClient):
-    """An HTTP client. Its timeout is only for connecting and for notifications, and not for MCP requests."""
+    """An HTTP client. Its timeout limits connecting, and messages without an answer, but no MCP request."""
 
     def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
         connect_s = server.connect_timeout_s

@@ -13,8 +13,9 @@ A task is a tool call that the server has accepted and answers later. Its states
 |                   | message has changed                      |                                           |
 |                   | `tasks/get` is refused, or not readable  | asked again                               |
 |                   | this, `MAX_POLL_ERRORS` times in a row   | `tasks/cancel`; the call is refused       |
-| input_required    | the host answers, or declines            | working (experimental form: as completed) |
-|                   | the server asks for input not offered    | `tasks/cancel`; the call is refused       |
+| input_required    | the host answers, or declines `elicit`   | working (experimental form: as completed) |
+|                   | the input is not offered, or sampling is | `tasks/cancel`; the call is refused       |
+|                   | declined                                 |                                           |
 | completed         | experimental form: `tasks/result`        | the result                                |
 | failed            | experimental form: `tasks/result`        | the result, or the call is refused        |
 |                   | otherwise                                | the call is refused, with the reason      |
