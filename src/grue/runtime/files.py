@@ -186,10 +186,8 @@ def locked(descriptor: int) -> bool:
     """Lock an open file until it is closed; `False`: it is locked already. Without locks, return `True`."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system has no locks: go on without one, as every other process does
-        return True
+    except OSError as error:  # without locks in the file system, go on, as every other process does
+        return not isinstance(error, BlockingIOError)
     return True
 
 

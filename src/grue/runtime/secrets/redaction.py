@@ -188,15 +188,13 @@ class _SecretIndex(NamedTuple):
     def of(cls, secrets: Iterable[_Secret]) -> Self:
         # Where two secrets overlap, the placeholder has the name of the first in this tuple.
         longest_first = tuple(sorted(secrets, key=lambda secret: -len(secret.value)))
-        probes = dict.fromkeys(each.probes[0] for secret in longest_first for each in secret.forms.patterns)
+        patterns = [each for secret in longest_first for each in secret.forms.patterns]
+        probes = dict.fromkeys(each.probes[0] for each in patterns)
         long_probes = tuple(probe for probe in probes if len(probe) >= _LONG_PROBE)
         short = tuple(probe for probe in probes if len(probe) < _LONG_PROBE)
-        in_lines = {
-            probe for secret in longest_first for each in secret.forms.patterns for probe in each.probes[1:]
-        }
-        return cls(
-            longest_first, short, long_probes, b"a" * min(map(len, long_probes), default=0), tuple(in_lines)
-        )
+        shortest_run = b"a" * min(map(len, long_probes), default=0)
+        in_lines = tuple({probe for each in patterns for probe in each.probes[1:]})
+        return cls(longest_first, short, long_probes, shortest_run, in_lines)
 
     def may_match(self, written: bytes) -> bool:
         """Return whether a text may hold a secret or the beginning of a secret. Only `False` is certain."""
@@ -259,10 +257,8 @@ class Redaction:
                 return True
             lowered = written.lower()
             return b"authorization" in lowered or b"api-key" in lowered or b"bearer " in lowered
-        reach = (
-            max((len(probe) for probe in (*self._index.probes, *self._index.long_probes)), default=0)
-            + MAX_HEADER_BYTES
-        )
+        probes = (*self._index.probes, *self._index.long_probes)
+        reach = max(map(len, probes), default=0) + MAX_HEADER_BYTES
         pieces = (written[start : start + _PIECE + reach] for start in steps(len(written), _PIECE))
         return any(self._index.may_match(piece) or may_contain_credentials(piece) for piece in pieces)
 

@@ -242,9 +242,8 @@ def _in_json_of_others(text: str) -> list[str]:
         else _in_json(char)
         for char in text
     )
-    in_go = "".join(_surrogates(char) if char in "&<>" else char for char in plain)
-    in_go_ascii = "".join(_surrogates(char) if char in "&<>" else char for char in of_ascii)
-    return [plain.replace("/", r"\/"), of_ascii.replace("/", r"\/"), in_net, in_go, in_go_ascii]
+    in_go = [re.sub("[&<>]", lambda sign: _surrogates(sign[0]), form) for form in (plain, of_ascii)]
+    return [plain.replace("/", r"\/"), of_ascii.replace("/", r"\/"), in_net, *in_go]
 
 
 def _surrogates(char: str) -> str:
