@@ -92,7 +92,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
 
 
 def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Return the next line, with its newline if any; raises `OSError` over `max_bytes`, at least 1 MiB."""
+    """Return the next line, with its newline if any; raises `OSError` if it exceeds `max_bytes` and 1 MiB."""
     text = file.readline(_USUAL_LINE)
     if len(text) < _USUAL_LINE or text.endswith(b"\n"):
         return text

@@ -204,7 +204,7 @@ class SessionPool:
         return LeasedConnection(self, waiting, server, connect, turn, deadline)
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """End a turn's lease: keep a usable connection if `sessions` is `kept`, else start to close it."""
+        """End a turn's lease: with `kept`, keep a usable connection unless another waits; else close it."""
         owned.turn = 0
         if self._leased.get(owned.server) is owned:
             del self._leased[owned.server]
