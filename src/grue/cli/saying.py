@@ -67,7 +67,7 @@ def say_json(value: object) -> None:
 
 
 def shown(text: str) -> str:
-    """Return text that is safe to print: unprintable characters are escaped and secrets replaced."""
+    """Return text with unprintable characters escaped, and the environment's secrets replaced."""
     return written_out(Redaction.of_environment().redact_text(text))
 
 

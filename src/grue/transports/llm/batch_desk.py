@@ -38,7 +38,7 @@ from grue.transports.llm.exchange import Answered, Upload
 T = TypeVar("T")
 
 _MOST_LINE = 64 * 2**20
-_READS = 3  # how often results are read that are damaged, or incomplete although the batch ran to its end
+_READS = 3  # most reads of results that are damaged, or incomplete although the batch ran to its end
 _MOST_PAGES = 1000
 
 _SKEW_S = 600.0  # how much the provider's clock may differ from this machine's clock
@@ -224,7 +224,7 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: batch_forms.BatchState, missing: set[str]) -> bool:
-        """Write results of `missing` to `draft`, and drop their ids. Return whether each line is readable."""
+        """Write results to `draft`, remove their ids from `missing`; return whether each line is readable."""
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             async for line in self._lines_of(state, items):

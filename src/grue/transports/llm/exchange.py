@@ -57,7 +57,7 @@ class EncodingError(ValueError):
 
 
 class BodyTooLongError(EncodingError):
-    """The decompressed body, or the output of one stage, is larger than its limit."""
+    """A body, or the output of one stage of decompression, is larger than its limit."""
 
 
 class ContentDecoder:

@@ -213,7 +213,7 @@ def _global(server: StdioServer) -> Iterator[Path]:
 
 
 def _npmrc_prefix(path: Path) -> str:
-    """Return the folder of global packages that a user has set in `.npmrc`; empty: none is set."""
+    """Return the `prefix` in `.npmrc`, with `~` for the home folder; empty: none is set."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -335,7 +335,7 @@ def _version(text: str) -> Version:
 
 @_if_readable
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
-    """Return a name for the package that a command runs, and its `engines.node`; `None` if not known."""
+    """Return a name for the package that a command runs, and the versions of Node that it needs, if known."""
     program = PurePath(server.command).name
     if program in _RUNNERS:
         package = _without_version(next(_packages(server.args, _WORDS), ""))
