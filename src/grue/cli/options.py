@@ -111,7 +111,9 @@ DOCTOR_URL = base_url(f"client_base_url {_LLM} as said above, else {DEFAULT_URL}
 STREAM = typer.Option(
     False, "--stream", help="Request the model's replies as streams, and show their text while it arrives."
 )
-QUIET = typer.Option(False, "--quiet", "-q", help="Print only how it ended, and where the trace is.")
+QUIET = typer.Option(
+    False, "--quiet", "-q", help="Print only how it ended, where the trace is, and how to go on."
+)
 JSON_LINES = typer.Option(False, "--json", help="Print JSON instead of text, one object per line.")
 JSON = typer.Option(False, "--json", help="Print JSON instead of text.")
 OPEN_PAGE = typer.Option(False, "--open", help="Open the page in a browser.")
