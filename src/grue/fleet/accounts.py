@@ -32,7 +32,7 @@ class _Line(Struct, frozen=True, omit_defaults=True):
     """A line of the ledger; `kind` is `reserved` or `settled`."""
 
     kind: str
-    id: str  # the `number` of a `Reservation`; in a run without limits, the episode's id
+    id: str  # the `number` of a `Reservation`; in a run without limits on requests, the episode's id
     requests: int = 0
     tokens: int = 0
     money_usd: float = 0.0

@@ -46,7 +46,7 @@ class Task(Struct, frozen=True, kw_only=True):
     folder: Path
 
     def prepare(self) -> None:
-        """Import the code that `make` calls. A worker stays fit even if the import changes its process."""
+        """Import the code that `make` calls. A worker whose process this changes is not replaced."""
         raise NotImplementedError
 
     def make(self) -> AttemptEnd:

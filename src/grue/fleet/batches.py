@@ -167,7 +167,7 @@ class FleetBatches:
         # By the episode's id: its folder, and its requests without a reply. Each request has two ids: the
         # inner dictionary maps the id in the batch to the `key` in the episode's folder.
         self._waiting: dict[str, tuple[Path, dict[str, str]]] = {}
-        # Runs the polls, but only during `step` and `close`, because the driver is synchronous.
+        # Runs each model's `poll`, but only during `step` and `close`, because the driver is synchronous.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
     def add(self, episode: Path) -> None:
@@ -267,7 +267,7 @@ class FleetBatches:
 
 
 class _Model:
-    """The waiting requests to one model, with a poll of their own: other models' providers may be down."""
+    """The waiting requests to one model. A provider that is down stops only the `poll` of its own models."""
 
     def __init__(self, files: BatchFolder, endpoint: llm.LlmEndpoint, batching: Batching) -> None:
         self.files = files

@@ -6,7 +6,7 @@ The broker is a pure state machine: it gets the time as an argument, and never w
   of every limit. If it may fit once the real cost of the requests under way is known, the request waits;
   otherwise it is refused. If a worker is lost, its reservations count as spent.
 - In a second at most about a sixtieth of `requests_per_minute` starts, as some endpoints count by the second.
-  At high rates, one may follow another after a quarter of the average pause, so that late ones catch up.
+  At high rates, the pause between two requests may be a quarter of the average, so that late ones catch up.
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
   a full window has succeeded (slow start). A status 429, 503 or 529 halves it, at most once a second; from
@@ -206,7 +206,7 @@ class Costs(Struct, frozen=True):
     """The cost of a fleet's requests so far."""
 
     spent: Amount = Amount()
-    overloads: int = 0  # answers with a status 429, 503 or 529
+    overloads: int = 0  # answers with a status 429, 503 or 529, in this run
     refused: str = ""  # as in `Broker`
 
 
@@ -241,7 +241,7 @@ class Broker(Struct):
     window: float = SLOW_START  # how many requests the endpoint seems to take at one time
     overloads: int = 0
     paused_until: float = -math.inf  # monotonic seconds; no request starts before
-    refused: str = ""  # the limit for which `ask` last refused a request, in words; empty: there was none
+    refused: str = ""  # the limit for which `ask` last refused a request, in words; empty: it refused none
     _slow_start: bool = True
     _short: bool = False  # whether the window was full lately
     _starts: deque[float] = field(default_factory=deque)
@@ -383,7 +383,7 @@ _ACCOUNT = frozenset({"key", "credit"})
 
 
 def may_pass(kind: str, reason: str | None) -> bool:
-    """Return whether a later try may succeed: network, endpoint, key or account failed, not the model."""
+    """Return whether a later try may succeed: the network, the endpoint, the key or the account failed."""
     return kind in _NETWORK or reason in _ACCOUNT
 
 

@@ -67,7 +67,7 @@ class Cell(Struct, frozen=True):
     """All episodes of a fleet, or those with the `wanted` settings."""
 
     fleet: Path
-    # values as `setting_word` writes them; `4` also means the text `"4"` if no episode has the number
+    # values as `setting_word` writes them; `4` is the number, or the text "4" if no episode has the number
     wanted: dict[str, str] = {}
 
     @classmethod
@@ -419,7 +419,7 @@ def _by_sign_test(better: int, worse: int, chance: float) -> Verdict:
 
 
 def _by_interval(found: Interval, target: float) -> tuple[Verdict, float, float | None]:
-    """Return `verdict`, `detectable`, and the further cases that would show `target`, per present case."""
+    """Return `verdict`, `detectable`, and `more_cases` as a multiple of the cases that there are."""
     detectable = stats.smallest_detectable(found) if found.error else found.high - found.mean
     if found.low > 0 or found.high < 0:
         return "better" if found.low > 0 else "worse", detectable, None

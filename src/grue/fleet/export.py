@@ -95,8 +95,8 @@ class Samples:
     def _see(self, envelope: EpisodeEnvelope, talks: TalkReader) -> Sample | None:
         """Read the next message. If it is a reply that makes a sample with its request, return the sample."""
         body = envelope.body
-        # Remove a request from `_asked` only when its reply arrives. The report of a retry has the request as
-        # its cause too, and the reply comes after the report.
+        # Remove a request only when its reply arrives: a `CompletionRetried`, which comes before
+        # the reply, has the request as its cause, too.
         replied = isinstance(body, m.CompletionReceived)
         request = self._asked.pop(envelope.cause or 0, None) if replied else None
         talks.see(envelope)

@@ -27,8 +27,8 @@ from grue.fleet.work import KnownWork, Work, find_work, name_of, refuse_to_start
 from grue.policies import Batching
 from grue.runtime.files import as_path
 
-# Called with the counts, the time at which each running episode was submitted, by id (monotonic seconds), and
-# the cost of the requests (without a budget and a rate: only of earlier runs).
+# Called with the counts; the time (monotonic seconds) at which each running episode was submitted, by its id;
+# and the cost of the requests, which is that of earlier runs only if neither budget nor rate has a limit.
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
 
 

@@ -1,4 +1,4 @@
-"""Functions that `zork_work.py`, `agent_loop_work.py` and `skill_agent_work.py` share."""
+"""What the works of the bundled hosts share: settings, model and endpoint, resumption, hashes of files."""
 
 import functools
 import hashlib

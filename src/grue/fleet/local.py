@@ -1,6 +1,6 @@
 """The local engine: worker processes on this machine, each of which does one task after another."""
-# One thread serves all workers, and reads of a report only what has arrived. Each worker has its own channel,
-# so that none can damage the reports of another.
+# One thread serves all workers. It reads only what has arrived of a report, so that no worker can block it.
+# Each worker has its own channel, so that none can damage the reports of another.
 
 import contextlib
 import errno
@@ -185,7 +185,7 @@ class LocalEngine:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
-        """Wait until a worker reports, ends or is late, a start may be repeated, or `_wake` is used."""
+        """Wait for a report, an end, a late worker, the next start or `_wake`; then look at each worker."""
         soonest = min(worker.until for worker in self._workers) if self._workers else math.inf
         if self._jobs and self._failing_since < math.inf:
             soonest = min(soonest, self._start_at)

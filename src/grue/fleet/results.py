@@ -127,8 +127,8 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` in the latest sweep (if none, all), and how many others were left out.
 
-    If the fleet was last played by `Fleet.map`, which has no sweep, the episodes of that call's version of
-    the work count; of those that differ only in the content of files, the one that was last in a run.
+    If the fleet was last played by `Fleet.map`, which has no sweep, the episodes with that call's version of
+    the work count. Of episodes that differ only in the content of files, that of the latest run counts.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
@@ -296,7 +296,7 @@ class Passing(Struct, frozen=True):
 
     @classmethod
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
-        """Return the rule. Without `worst`, if all scores are from 0 to 1, only the best, 1 or 0, passes."""
+        """Without `worst`, only the best score passes if all are from 0 to 1: 1, or 0 if lower is better."""
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):
             worst = 0.0 if lower_is_better else 1.0
@@ -310,7 +310,7 @@ class Passing(Struct, frozen=True):
 
 
 def failed_score(found: Iterable[Result], failed_as: float | None, *, lower_is_better: bool) -> float:
-    """Return `failed_as`. If `None`, return 0, or raise `FleetError` if lower is better and one failed."""
+    """Return `failed_as`, or 0 if `None`; `FleetError`: it is `None`, lower is better, an episode failed."""
     if failed_as is not None:
         return failed_as
     failed = sum(each.outcome == "failed" for each in found) if lower_is_better else 0

@@ -78,8 +78,8 @@ class Sandbox(Struct, frozen=True, kw_only=True):
     """What a program in this box may do. The kernel and grue's proxy enforce it.
 
     Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` becomes
-    its text. A folder stands for everything in it. Each program also gets what its preset says, and parts
-    of the system, such as its programs and libraries.
+    its text. A folder stands for everything in it. The program may also use what `preset` says, and parts of
+    the system, such as installed programs and libraries.
 
     Attributes:
         preset: `pure`: the program's own files and a scratch folder, no network. `files`: also the workspace,

@@ -181,7 +181,7 @@ class Gate:
             return self._connect(found), 0
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
-        # Without the lock, the listener's number could belong to another file, after a close.
+        # Without the lock, `_close` could run here, and another file could then get the listener's number.
         with self._changed, contextlib.suppress(OSError):  # the program may have ended while it waited
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))

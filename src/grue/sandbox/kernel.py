@@ -220,7 +220,7 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Have the kernel report `calls` of this thread and its processes; return the listener's descriptor."""
+    """Have the kernel report `calls` of this thread and its children; return the listener's descriptor."""
     _must(_libc().prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     return _install_code(calls_program(known_machine(), calls), listens=True)
 

@@ -112,7 +112,7 @@ class Boxed:
             if limit is not None:
                 _lower(pid, which, limit * unit)
         if box.cpu_s is not None:
-            # At the soft limit the kernel sends SIGXCPU, which says why the program ends; then SIGKILL.
+            # The kernel sends SIGXCPU, which says why the program ends, and SIGKILL a second later.
             _lower(pid, resource.RLIMIT_CPU, box.cpu_s, box.cpu_s + 1)
         if box.processes is not None and sys.platform == "linux":
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
@@ -127,7 +127,7 @@ class Boxed:
         return self.scratch[-15:] if reads_audit() else ""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return up to five sentences about refusals. `text`: the program's output; `died`: it has failed."""
+        """Say in at most 5 sentences what the box refused. `text`: the output; `died`: the program failed."""
         network = "any" if self._any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
         places = self._places

@@ -47,7 +47,8 @@ class Watch:
         self.written: dict[str, None] = {}  # files that were opened to write, and folders that were changed
         self.changed: dict[str, str] = {}  # for changed folders: the first file that was changed in each
         self.started: dict[str, None] = {}
-        self.hosts: dict[str, None] = {}  # `host:port`; an IP address for a connection without the proxy
+        # `host:port`: the name through the proxy (and the address, if private); else the address
+        self.hosts: dict[str, None] = {}
         self.unlisted: set[str] = set()  # what went past the proxy: `asks` (DNS) and `connects` (TCP)
         self.unix = False
         self.opened: tuple[Rule, ...] = ()  # what any box opens for this program, so it is not proposed
@@ -88,7 +89,7 @@ class Watch:
         return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Take a whole folder for six paths in it (of packages: for one), unless the folder is too wide."""
+        """Replace six paths in a folder, or one in a folder of packages, by the folder, unless too wide."""
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120

@@ -1,7 +1,7 @@
 """The rules that say which files a box opens: the system's, the program's, and those in the box's settings.
 
 The rules are made anew at each start, since links and folders change. If a path leads through a folder that
-the program may write, it must also end in such a folder, or at an interpreter. Otherwise the program could
+the program may write, it must also end in that folder, or at an interpreter. Otherwise the program could
 make a link there, and its next box would open the target. Of such an interpreter, a box opens the file, and
 the libraries beside it, but no folder above.
 """
@@ -54,8 +54,9 @@ _INTERPRETER = re.compile(rb"#! *([^\s]+)(?:[ \t]+([^\n]*))?")
 class Places(Struct, frozen=True):
     """What a box opens, for one program on this machine."""
 
-    system: tuple[Rule, ...]  # the same object until the system's files change; empty if something is hidden
-    own: tuple[Rule, ...]  # rules for all other files
+    # rules for the system's files; the same object until these files change; empty if something is hidden
+    system: tuple[Rule, ...]
+    own: tuple[Rule, ...]  # the other rules
     opened: tuple[str, ...]  # folders and files of the program itself, and those in `Sandbox.read`
     written: tuple[str, ...]  # the workspace, if the box opens it, and the paths in `Sandbox.write`
     broken: tuple[str, ...] = ()  # opened folders with something hidden: only their other entries have rules
@@ -220,7 +221,7 @@ def _libraries(path: str) -> list[str]:
 def _beside_bin(prefix: str) -> list[str]:
     if prefix in ("/", "/usr", "/usr/local") or is_too_wide(prefix):
         return []
-    shared = () if prefix == f"{home()}/.local" else ("share",)  # there, it has the data of all programs
+    shared = () if prefix == f"{home()}/.local" else ("share",)  # `~/.local/share` has all programs' data
     return _existing(f"{prefix}/{each}" for each in ("bin", "lib", "lib64", "libexec", "include", *shared))
 
 
@@ -450,7 +451,7 @@ def _absolute(path: str, cwd: str) -> str:
 
 
 def _is_data(path: str) -> bool:
-    # If an argument is a file of code, the box opens it and its installation; for a file of data, nothing.
+    # Of the arguments, a box opens files of code and their installations, but no files of data.
     name = os.path.basename(path)  # noqa: PTH119
     return not name.endswith(_CODE) and _head(path)[:2] != b"#!"
 
