@@ -93,7 +93,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def sampled(self) -> int:
-        """How many requests of servers (sampling) `progress` includes; 0 before and after the turn."""
+        """How many requests of servers (sampling) were counted in this turn; 0 before and after the turn."""
         return 0 if isinstance(self._state, s.Idle | s.Finished) else self._state.turn.sampled
 
     def result_of(self, call_id: m.CallId) -> m.ToolCallResult | None:
@@ -107,7 +107,7 @@ class AgentActor(Actor[m.TurnEvent]):
 
     def recall(self, asked: Envelope[m.TurnEvent], events: Iterable[m.TurnEvent]) -> None:
         """Pass a recorded turn's events, from `RunTurn` on, to the state machine. Perform no commands."""
-        # The turn's end is sent to the reply channel of `asked`, the recorded `RunTurn`.
+        # `asked` is the recorded `RunTurn`. When the turn ends later, the agent replies to `asked`.
         self._asked = asked
         for event in events:
             self._before, (self._state, commands) = self._state, step(self._state, event)

@@ -1,4 +1,4 @@
-"""The approval actor waits for the decision about tool calls, so that the agent can notice its deadline."""
+"""The approval actor waits for decisions about tool calls, while the agent goes on receiving events."""
 
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias

@@ -395,8 +395,8 @@ class _Asked(Struct):
 class LlmActor(Actor[m.LlmCommand]):
     """Requests completions one at a time, from an endpoint or from one of its fallbacks."""
 
-    # `endpoint.chain` has the fallbacks, too; `begins` is asked first, or else what `LlmEndpoint.first`
-    # chooses. Without `lent`, the turn's conversation ends with the turn.
+    # `endpoint.chain` is `endpoint` and its fallbacks. `begins` is asked first; `None`: the endpoint that
+    # `endpoint.first` chooses. Without `lent`, the turn's conversation ends with the turn.
 
     def __init__(
         self,

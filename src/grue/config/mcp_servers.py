@@ -441,7 +441,7 @@ def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Lock a folder within the block, after waiting for other blocks with it; a nested one waits for ever."""
+    """Lock a folder within the block; first wait until it is unlocked. A nested block waits for ever."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

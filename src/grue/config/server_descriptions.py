@@ -160,7 +160,7 @@ def read_server(
     """Return the entry for a `server.json`, or for a registry's response that contains one.
 
     `kind` is the kind of package to use, or `remote`; `None`: the first that grue can use. `env` has the
-    names of the variables that are set: for an optional secret, the entry refers only to one of these.
+    names of the variables that are set: the entry refers to an optional secret only if it is one of them.
     """
     server, found, offer, others = _chosen(description, kind)
     entry = _Entry(name or default_name(server.name), ask, env)

@@ -88,7 +88,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Unwritten(int):
-    """A default, not the user's number: 10 s for a server's start become 60 s for commands such as `npx`."""
+    """A default. If the user sets no limit for a server's start, commands such as `npx` have 60 s."""
 
 
 _Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]

@@ -52,7 +52,7 @@ class _Completed(Struct, frozen=True):
 
 
 class CompletedTurns:
-    """The completed turns of an earlier run, read from its trace. A turn with a redacted end is left out."""
+    """The completed turns of an earlier run, read from its trace."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self._known: dict[_Asked, _Completed] = {}
@@ -191,8 +191,8 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
                 episode.expects_turns = False
             if not waiting:
                 return
-            item = _item(*waiting[0])  # a Ctrl-C here is raised after all turns have cleaned up
-            waiting.popleft()
+            item = _item(*waiting[0])
+            waiting.popleft()  # only now: at a Ctrl-C in `_item`, `end_turns` has to end this turn, too
             yield item
     finally:
         end_turns(episode, [each for _, each in waiting if isinstance(each, Call)])

@@ -56,7 +56,7 @@ class Episode:
     ) -> None:
         self._registry = ProcessRegistry()
         self.resources = TurnResources(registry=self._registry, sampling=CurrentSampler())
-        self.users = 0  # how many turns and other pieces of work use the episode now (`_running`, `_leave`)
+        self.users = 0  # how many turns and other pieces of work use the episode now; `CurrentEpisode` counts
         self.expects_turns = True  # prewarm sessions also for turns that were not submitted yet
         # Each running turn takes a slot. Unless `sessions` is `fresh`, each slot has its own session pool.
         self._slots: list[TurnResources] = []

@@ -39,7 +39,7 @@ _Question: TypeAlias = tuple[str, str]
 
 
 class RecordedCall(Struct):
-    """A tool call of the recorded turn. `seq` is the message number of `settlement`; 0: that is `None`."""
+    """A tool call of the recorded turn. `seq` is the number of the message `settlement`; 0: it has none."""
 
     server: m.ServerName
     call: m.ServerCall
@@ -54,7 +54,7 @@ class RecordedCall(Struct):
 
 
 class _Relisting(Struct, frozen=True):
-    """A changed list of a server's tools, recorded at or after the result of `call` (`None`: before any)."""
+    """A changed list of a server's tools. `call` is the last call before it; `None`: there was none."""
 
     seq: int
     tools: tuple[m.ToolDefinition, ...]
@@ -155,8 +155,8 @@ class TurnRecord:
     ) -> list[tuple[m.ToolDefinition, ...] | None]:
         """Return the tools listed with the result of `call`, and those listed when the next batch begins.
 
-        If `call` is `None`, the first list is that of the fork's place. A `None` in the answer stands for an
-        unchanged list. Each list is returned only once.
+        If `call` is `None`, the first list is the one recorded after the fork's place and before a new call.
+        A `None` in the answer stands for an unchanged list. Each list is returned only once.
         """
         answers: list[tuple[m.ToolDefinition, ...] | None] = [None, None]
         for each in [] if server in self._listings else self._relistings.pop(server, []):

@@ -300,7 +300,7 @@ def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
 
 
 class ProgressSource:
-    """The progress of a turn. A handle refers to this object; the turn itself would keep the runner alive."""
+    """The progress of a turn, for its handle. If the handle held the turn, it would keep the runner alive."""
 
     def __init__(self) -> None:
         self.actors: TurnActors | None = None
@@ -326,7 +326,7 @@ class TurnHandle(Generic[R]):
     def __init__(self, call: Call[R], progress: ProgressSource) -> None:
         self._call = call
         self._progress = progress
-        self._started = call.submitted_at  # the loop may have begun the turn before this line runs
+        self._started = call.submitted_at  # not the present time: the turn may already run, or be over
 
     def done(self) -> bool:
         """Return whether the turn is over. `result` then returns or raises at once."""
@@ -503,7 +503,7 @@ class HostTurn(Generic[T]):
     record: TurnsPast | None = None  # the recorded beginning of a fork, or of a turn that has waited
     earlier: EarlierResults | None = None  # a fork's tool results of earlier turns
     begun: History | None = None  # the entries that a resumed turn added before it was resumed
-    started_by: m.RunTurn | None = None  # the `RunTurn` of a resumed turn or fork; `None`: `command` makes it
+    started_by: m.RunTurn | None = None  # made from the recorded `RunTurn`; `None`: `command` makes it
 
     def __init__(self, request: TurnRequest[T] | str, settings: TurnSettings, memory: EpisodeMemory) -> None:
         self._request = as_request(request)
@@ -513,7 +513,7 @@ class HostTurn(Generic[T]):
         self._memory = memory
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
-        """Run the turn. Raises as `Runner.run_turn` does; cancellation ends the turn."""
+        """Run the turn. Raises `TurnPostponed`, or as `Runner.run_turn` does; cancellation ends the turn."""
         wiring, number = self._settings.wiring, self._memory.start(self._request.turn)
         with _inside_turn(wiring), wiring.under_way.running(number):
             return await self._run(number, resources)

@@ -204,8 +204,8 @@ class TurnActors:
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
         """Run the turn and return its end. At the turn's time limit the actors are cancelled."""
-        # In a resumed turn each server's first connect counts as the first in the episode, as it does in a
-        # new process. So if a server does not start, the turn stays parked, and no approval is lost.
+        # In a resumed turn a server's first connect counts as the first in the episode, as in a new process.
+        # So unless the policy is to disable the server, a failed connect leaves the turn parked.
         if self._command.resumed is None or self._past.noted is not None:
             self._before = connections
         end = await self._within_limit()

@@ -383,7 +383,7 @@ class _Rounds(Generic[T]):
             raise turns.error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
         indices = sorted({int(self._files.turn_of(item)) - 1 for item in settled} & self._waiting)
         # `indices` is empty if an earlier process was killed after it had fetched the replies. Then start all
-        # waiting turns: their replies are in the folder.
+        # waiting turns: a turn reads its reply from the folder, or waits again.
         for index in indices or sorted(self._waiting):
             if len(self._running) >= self._concurrency:
                 self._take_one()

@@ -73,7 +73,7 @@ class TurnsUnderWay:
             yield
         finally:
             with self._lock:
-                self._running -= Counter([turn])  # without numbers whose count is 0
+                self._running -= Counter([turn])  # `-=` also removes numbers whose count is 0
 
     def require_ended(self, turn: int) -> None:
         """Raise `NothingToResume` if a turn with this number is running."""

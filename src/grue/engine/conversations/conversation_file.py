@@ -42,7 +42,7 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     id: str
     system: str
     entries: int = 0  # how many entries were written together with the header, on the lines after it
-    length: int = 0  # like `digest`, that of the ledger after these entries
+    length: int = 0  # `length` and `digest` are those of the ledger after these entries
     digest: str = ""
     call_ids: tuple[m.CallId, ...] = ()  # of calls that a `Rewritten` has removed; new calls need other ids
 

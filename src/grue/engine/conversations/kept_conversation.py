@@ -9,7 +9,7 @@ which is also written to the conversation's file, says whether the open turn is 
 | parked | `turn(resumed=True)` | the turn goes on from its last reply, whose calls have no results yet |
 | parked | `abandon` | the calls of the turn's last reply are answered "not called" |
 | parked | `branch` | the same, but only in the branch |
-| resumed | the turn cannot begin, or its servers do not start | the turn is parked again |
+| resumed | the turn cannot begin, or fails because a server does not start | the turn is parked again |
 | running | the host is killed; then a new turn | the open turn's calls are answered "interrupted" |
 | running | the host is killed; then `catch_up` | the turn's entries are read from the trace; it is parked |
 """
@@ -185,8 +185,8 @@ class KeptConversation:
     While a turn continues the conversation, `turn`, `abandon`, `catch_up`, `save`, `dumps` and `branch` raise
     `ConversationBusy`. Methods that read or write the file raise `ConversationError` if that fails.
 
-    `learned` is what an earlier process has learned about the endpoint; `tools` are the tools that it offered
-    last. `open_turn` is a turn that can be resumed: it is parked, or its process was killed.
+    `learned` is what an earlier process has learned about the endpoint. `tools` are those that were offered
+    last; with `learned`, they are in it. `open_turn`: a turn that is parked, or whose process was killed.
     """
 
     def __init__(

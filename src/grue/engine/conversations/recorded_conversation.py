@@ -38,7 +38,7 @@ class Talk(Struct):
     history: History
     tools: tuple[m.ToolDefinition, ...] = ()  # those that were offered last
     flaw: str = ""  # why the conversation cannot be resumed; empty: it can be
-    turns: tuple[tuple[int, m.ConversationId], ...] = ()  # turns from before a branch have the original's id
+    turns: tuple[tuple[int, m.ConversationId], ...] = ()  # with the id that the conversation had in the turn
     turn: m.RunTurn | None = None  # the turn that is running or parked; `None`: the last turn has ended
     parked: m.TurnParked | None = None
 
@@ -476,7 +476,7 @@ class RecordedTurn:
         return self.replay(History(), said), unrecorded
 
     def _take_back_rewrites(self) -> None:
-        """Remove the changes of the history since the last request: the resumed turn makes them again."""
+        """Remove the history's changes since the last request: after its wait, the turn makes them again."""
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
         if at is not None:
@@ -548,7 +548,7 @@ def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefi
 def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
     """Return the last part of each turn, by the turn's number.
 
-    Several turns may have the same number, for example those of `Runner.map`. Then the last of them counts,
+    Several turns may have the same number, as in two calls of `Runner.map`. Then the last of them counts,
     or if it has ended, the last parked one. A fork counts only if the trace does not hold the turn it forks.
     """
     turns: dict[int, RecordedTurn] = {}

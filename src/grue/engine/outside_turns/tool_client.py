@@ -55,8 +55,8 @@ class ToolClient(ToolAccess):
         process_limits: How server processes are ended, and how large their messages may be.
         elicit: Asks the user a server's question, in the sessions' event loop; `None`: all are declined.
         max_reconnects: How often each server that has died is connected again, before the next call to it.
-            If that fails, later calls do not try it. `None`: without limit, and also by `tools()`. The call
-            during which a server died is never repeated.
+            If that fails, later calls do not try it. `None`: no limit, and `tools()` connects again, too. The
+            call during which a server died is never repeated.
 
     Raises:
         MCPConfigError: An argument cannot be used, for example a server's name.
