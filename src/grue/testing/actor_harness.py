@@ -267,7 +267,7 @@ class ActorHarness:
         return await self.idle()
 
     async def stop(self) -> list[Any]:
-        """End the actor as a supervisor does: after its messages or `stop_grace_s`. Returns as `idle`."""
+        """End the actor as at the end of the `async with` block. Returns what `idle` returns."""
         self._leaving.set()
         return await self._end()
 
@@ -368,7 +368,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             finally:
                 self._working.discard(thread)
 
-        # Note which threads this starts: the executor keeps them, and one may find nothing to do.
+        # Note which threads this starts: the executor keeps them, so later they may be idle.
         before = set(threading.enumerate())
         call = super().run_in_executor(executor, work)
         self._workers |= set(threading.enumerate()) - before
@@ -377,7 +377,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return call
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake the callers of `idle`. Without any, advance the clock by `timeout_s`; `None`: `Deadlock`."""
+        """Wake the callers of `idle`, or if there are none, advance the clock (`None`: raise `Deadlock`)."""
         waiting, self._waiting_for_idle = self._waiting_for_idle, []
         for waiter in waiting:
             if not waiter.done():

@@ -164,7 +164,7 @@ class MockLLMClient:
         )
 
     def add_error(self, error: Exception) -> None:
-        """Add an error to the end of the queue; for an HTTP status, set the error's `status_code`."""
+        """Add an error in place of a response; for an HTTP status, set the error's `status_code`."""
         self._responses.append(error)
 
     def chat_completions_create(self, **kwargs: Any) -> LLMResponse:

@@ -167,7 +167,7 @@ def _pieces(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return how many of `count` events make the fraction `after`, at least 1; `None`: all."""
+    """Return how many of `count` events to send: the fraction `after`, at least 1, not all; `None`: all."""
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 

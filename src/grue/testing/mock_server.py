@@ -213,7 +213,7 @@ class MockServer(MCPServer[Any]):
         return await super().call_tool(name, arguments, context)
 
     def completion(self) -> Callable[[F], F]:
-        """Return a decorator for the function that completes arguments; no effect without `completions`."""
+        """Return a decorator for the function that completes arguments; no effect if `completions` is off."""
         if "completions" in self._without:
             return lambda function: function
         decorator: Callable[[F], F] = super().completion()  # type: ignore[no-untyped-call]

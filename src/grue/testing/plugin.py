@@ -46,7 +46,7 @@ def faulty_mcp_server() -> "Callable[..., StdioServer]":
 
 @pytest.fixture
 def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[Callable[..., HttpServer]]":
-    """Serve correct MCP servers over HTTP from a thread, during the test; a call returns an `HttpServer`."""
+    """Serve correct MCP servers over HTTP during the test, from threads: `mock_mcp_server(name="shop")`."""
     from grue.testing.mock_server import MockServer
     from grue.tool_sessions.server_specs import HttpServer
 

@@ -36,7 +36,7 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 
 
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
-    """Check that prompts of a trace begin with earlier ones, and return how many prompts the trace has.
+    """Check that prompts of a trace begin with earlier ones; return their number, without failed requests.
 
     Within a conversation, each later prompt has to begin with the whole of an earlier prompt: the last one
     that offered tools, or the last one that did not. Across conversations with the same model, the tools and

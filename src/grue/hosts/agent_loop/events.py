@@ -60,7 +60,7 @@ _NO_CALL = m.ToolCall(call_id=m.CallId(""), name="", arguments="")
 
 
 class EventFeed:
-    """Makes the events of a turn, in the turn's threads, and passes them to `put`.
+    """Makes the events of a turn, and passes them to `put`, in any of the turn's threads.
 
     Add the feed to the runner's recorder, and pass the method `words` as `on_delta` of each `TurnRequest`.
     `put` must not block, raise, or add to the trace: the recorder holds its lock while it calls observers.

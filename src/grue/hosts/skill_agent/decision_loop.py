@@ -150,7 +150,7 @@ class DecisionLoop:
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
-        # The text whose list of tools is compared with the present list: the system text, or a later text.
+        # The text that last told the model which tools there are; after a resumption, the system text again.
         self._shown = conversation.system
         self._plan: facts.ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn

@@ -256,7 +256,7 @@ class SkillProblem(EventFact, frozen=True, kw_only=True, tag="skillagent.SkillPr
 
 
 class RunStarted(hosting.EpisodeStarted, frozen=True, kw_only=True, tag="EpisodeStarted"):
-    """A run begins with a task. `time_limit_s` is its time limit; each turn's is the time that is left."""
+    """A run begins with a task. `time_limit_s` is the limit for the whole run."""
 
     title_is_content: ClassVar[bool] = True
 

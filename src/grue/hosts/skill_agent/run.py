@@ -62,7 +62,7 @@ class Run(Struct, kw_only=True):
 
 
 def error_text(error: Exception) -> str:
-    """Return an exception's text, with the name of its class unless the text `is_clear` alone."""
+    """Return an exception's text, after the name of its class if the text may be unclear without it."""
     try:
         said = str(error).encode("utf-8", "replace").decode()
     except Exception:  # noqa: BLE001 - `__str__` of a program's own class may fail

@@ -83,7 +83,7 @@ def list_skills(asks: ToolClient | McpManager, server: str) -> tuple[list[Served
 
 
 def read_file(asks: ToolClient | McpManager, skill: ServedSkill, path: str = skills.SKILL_FILE) -> str:
-    """Read a skill's file, check digest and size, and return the text, of `SKILL.md` without front matter."""
+    """Read a skill's file, check its digest and size, and return its text (of `SKILL.md`, the body)."""
     listed = skill.files.get(path)
     if listed is None:
         raise ValueError(f"The skill {skill.name} has no file {path!r}; it has {', '.join(skill.files)}.")

@@ -11,7 +11,7 @@ BUNDLED_NAME = "mind"
 
 
 def bundled_server() -> StdioServer:
-    """Return the server, in a sandbox without network or further files if this machine can enforce one."""
+    """Return the server, in a sandbox with the preset `pure` if this machine can enforce one."""
     # The path is made from this file's path, because packages in `grue.hosts` may not import each other.
     file = Path(__file__).parents[1] / "servers" / "think.py"
     place = "server_startup_timeout_seconds in the table [tool.grue.mcp] or [tool.zorkgpt.mcp]"

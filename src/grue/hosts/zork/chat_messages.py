@@ -96,8 +96,8 @@ def conversation_of(
 ) -> EncodedConversation:
     """Return a conversation with these messages, ready for a request of the given `mode`.
 
-    Tool calls without a result are left out, because providers refuse them. Without `tools`, the request
-    lists the tools that `messages` call, because some endpoints require a list.
+    Tool calls without a result are left out, because providers refuse them. Without `tools`, the
+    conversation has the tools that `messages` call, because some endpoints require a list of these.
     """
     given = sum(len(_cache_points(message)) for message in messages)
     conversation = EncodedConversation(profile, given_markers=given)

@@ -68,7 +68,7 @@ class EpisodeEnded(hosting.EpisodeEnded, frozen=True, kw_only=True):
 
 
 class McpInitialized(Fact, frozen=True, kw_only=True):
-    """The MCP configuration was loaded and is valid. `warnings` are about settings that have no effect."""
+    """The MCP configuration was loaded and is valid. `warnings` are those of `MCPManager.config_warnings`."""
 
     between_turns: ClassVar[bool] = True
 

@@ -64,7 +64,7 @@ class MCPManager:
 
     Attributes:
         ignored_servers: Names of the other servers in the file, which are not used.
-        config_warnings: A sentence for each part of the file, beside these servers, that has no effect.
+        config_warnings: A sentence for each key of the file that has no effect, or perhaps an unintended one.
         connection: Untried, proven or disabled in this episode. A program may store and set it.
 
     Source: R2.1-3, R2.5, R2.6
@@ -119,14 +119,14 @@ class MCPManager:
 
     @property
     def failure(self) -> m.ServerFailure | None:
-        """Why the last session could not be opened, or how its server died; `None`: neither happened."""
+        """Why the last session could not be opened, or how its server died; `None`: neither is known."""
         return self._startup_failure or (self.session.died if self.session else None)
 
     async def connect_session(self) -> None:
         """Start or reach the server, initialize the session and list the tools.
 
-        During a turn, and until a connect of the episode has succeeded, each call makes one attempt. After
-        that, a failed connect is retried once, and if the retry fails too, the server is disabled: later
+        Each call makes one attempt during a turn, and as long as no connect of the episode has succeeded.
+        Otherwise a failed connect is retried once, and if the retry fails too, the server is disabled: later
         calls fail at once. If this coroutine is cancelled, no process is left. Raises
         `MCPServerStartupError`, or another `MCPError`, for example if a session is open already.
 

@@ -280,7 +280,7 @@ def _named_ways(situation: Situation) -> Iterator[str]:
 
 class _Round(Struct, frozen=True, forbid_unknown_fields=True):
     thoughts: tuple[str, ...]
-    revises: int | None = None  # like `branches_from`, of the last thought
+    revises: int | None = None  # this and `branches_from` are about the last thought
     branches_from: int | None = None
 
     @property

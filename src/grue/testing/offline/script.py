@@ -140,7 +140,7 @@ class ThinkingTool(Struct, frozen=True):
     carrier: str
 
     def arguments(self, thought: Thought, number: int, total: int) -> m.JsonObject:
-        """Return arguments for thought `number` of `total` in the turn; raises `UnsatisfiableError`."""
+        """Return arguments for thought `number` of `total`, or raise `UnsatisfiableError` if none fit."""
         properties = self.parameters.get("properties")
         listed = properties if isinstance(properties, dict) else {}
         names = {re.sub(r"[^a-z]", "", name.lower()): name for name in listed}

@@ -32,19 +32,19 @@ _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 class BatchFaults(Struct, kw_only=True):
     """What goes wrong with batches of requests. The fields may be changed while the server runs.
 
-    The last argument of `in_place` and `after` counts the requests with this method and path, that of
-    `results` the requests for this file. Both counts begin at 1.
+    The count that `in_place` and `after` get is the request's number, from 1, among those with its method
+    and path. The count that `results` gets is its number among those for the file.
     """
 
     looks: int = 0  # how many times a batch is shown as running before it ends
     # `failed`: no request is answered; for Anthropic, as `completed`
     ends: Literal["completed", "expired", "cancelled", "failed"] = "completed"
     why: str = "the file could not be read"  # the reason of a `failed` batch
-    # gets a request's id; returns `None` to answer it, or what happens instead; `lost`: it has no result
+    # gets a request's id; `None`: the request is answered; `lost`: it is missing in the results
     unanswered: Callable[[str], Unanswered | None] = lambda _: None
     # gets method, path and count; returns a reply to send instead of carrying out the request
     in_place: Callable[[str, str, int], LlmReply | None] = lambda *_: None
-    # gets the same as `in_place`; returns a reply to send instead of the one to the carried-out request
+    # called like `in_place`, but after the request was carried out; may return another reply to send
     after: Callable[[str, str, int], LlmReply | None] = lambda *_: None
     # gets the content of a results file and the count; returns what to send
     results: Callable[[bytes, int], bytes] = lambda lines, _: lines

@@ -169,7 +169,7 @@ def _usage(usage: Json) -> Json:
 
 
 def error(status: int, said: Json) -> Json:
-    """Return an error in Anthropic's shape. Its type follows from the status, or at 200 from its code."""
+    """Return an error in Anthropic's shape. Its type follows from `status`, or at 200 from `said["code"]`."""
     code = said.get("code")
     status = code if status == 200 and isinstance(code, int) else status
     kind = _ERROR_TYPES.get(
@@ -184,7 +184,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(message: Json) -> dict[str, list[Json]]:
-    """Return the thinking that later requests repeat, by the calls' ids; without calls, the reply's id."""
+    """Return the thinking that later requests must repeat, by call id (without calls, by the reply's id)."""
     blocks = message["content"]
     thinking = [block for block in blocks if block["type"] in THINKING]
     ids = [block["id"] for block in blocks if block["type"] == "tool_use"] or [message["id"]]

@@ -194,7 +194,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(response: Json) -> dict[str, list[Json]]:
-    """Return the reasoning that later requests repeat, by the calls' ids; without calls, the reply's id."""
+    """Return the reasoning that later requests must repeat, by call id (without calls, by the reply's id)."""
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]
     ids = [item["call_id"] for item in items if item["type"] == "function_call"] or [response["id"]]
@@ -244,8 +244,8 @@ def _item(item: Json) -> tuple[Json, list[tuple[str, Json]]]:
             return item, []
 
 
-# By a part's type: the beginning of its events' names; that of its text's events' names; the field of these
-# events for the part's number; the part's field for its text; further fields of its text's events.
+# By a part's type: prefix of the part's events, prefix of its text's events, the events' field with the
+# part's number, the part's field with the text, further fields of the text's events.
 _PART_EVENTS: dict[str, tuple[str, str, str, str, Json]] = {
     "output_text": ("content_part", "output_text", "content_index", "text", {"logprobs": []}),
     "refusal": ("content_part", "refusal", "content_index", "refusal", {}),

@@ -27,7 +27,7 @@ _ALPHABETS: Final = (
     "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
     " \n0123456789.,!?_#'\"/\\-:()",
 )
-_LONGEST_NAME: Final = 255  # z-characters; in a damaged file a name may have no end
+_LONGEST_NAME: Final = 255  # bytes; in a damaged file a name may have no end
 
 
 class StoryFile(Struct, frozen=True):
