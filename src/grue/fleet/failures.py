@@ -17,7 +17,6 @@ from grue.fleet.results import Passing, Result, has_trace
 from grue.runtime.safe_text import shortened
 from grue.runtime.secrets.redaction import Redaction
 
-# The kinds of failures, in words.
 WORDS = {
     "damaged": "its files cannot be read",
     "interrupted": "interrupted, or still running",

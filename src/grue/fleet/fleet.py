@@ -102,7 +102,7 @@ class Fleet:
 
     Raises:
         FleetError: An argument is wrong.
-        MCPConfigError: No file can have the name of the directory.
+        MCPConfigError: `directory` is not a valid path.
     """
 
     def __init__(

@@ -220,7 +220,7 @@ def _read_result(episode: EpisodeFolder) -> Result:
         end = episode.end_of(path)
         if end is None:
             return replace(result, attempt=number)
-        # The attempt has ended without a commit: none was made, or it was damaged and set aside.
+        # The last attempt may even have a result, if the damaged commit of another one was set aside.
         missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
         return replace(result, attempt=number, outcome=missing, end=end)
     marks = tuple(mark for mark in read_marks(episode.path) if mark.attempt in (0, commit.attempt))

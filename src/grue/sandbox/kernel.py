@@ -193,7 +193,7 @@ def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
 
 
 def _drop_capabilities() -> None:
-    # Drop all capabilities but `_KEPT_CAPABILITIES`. With `no_new_privs`, no program can get them back.
+    # With `no_new_privs`, no program can get the dropped capabilities back.
     libc = _libc()
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     now = ctypes.create_string_buffer(24)
