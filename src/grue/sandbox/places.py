@@ -1,9 +1,9 @@
 """The rules that say which files a box opens: the system's, the program's, and those in the box's settings.
 
-The rules are made anew at each start, since links and folders change. If a path leads through a folder that
-the program may write, it must also end in that folder, or at an interpreter. Otherwise the program could
-make a link there, and its next box would open the target. Of such an interpreter, a box opens the file, and
-the libraries beside it, but no folder above.
+Each start makes all rules but the system's anew, since links and folders change. If a path leads through
+a folder that the program may write, it must also end in that folder, or at an interpreter. Otherwise the
+program could make a link there, and its next box would open the target. Of such an interpreter, a box opens
+the file, and the libraries beside it, but no folder above.
 """
 
 import contextlib
