@@ -197,7 +197,7 @@ class AgentActor(Actor[m.TurnEvent]):
                 interrupted = m.TurnInterrupted(reason="cancelled")
                 await self.receive(self._note(interrupted, sender="supervisor"))
             else:
-                # This task was cancelled by the turn's time limit, and not by the host.
+                # The time is up: most likely the turn's limit, and not the host, has cancelled this task.
                 await self.receive(self._note(self._deadline_passed(), sender="clock"))
             while not self._is_over:
                 if not len(self.mailbox):

@@ -216,7 +216,7 @@ class GameConfiguration(_Table):
             `report` it, `refuse` to offer it, or ignore the lock (`off`).
         mcp_start: When a server starts, if its entry has no `start`. `before`: before the first request of a
             turn. `beside`: together with that request, if grue has an earlier listing of the server's tools,
-            else as `before`. `beside_if_locked`: as `beside`, but only a listing file beside the lock counts.
+            else as `before`. `beside_if_locked`: as `beside`, if the lock's listing file has the server.
             `when_called`: at the first call of its tools, if grue has an earlier listing, else as `before`.
         mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`: no registry.
         client_base_url: Base URL of the LLM endpoint; OpenRouter by default.

@@ -251,7 +251,7 @@ def as_ours(error: Exception) -> MCPError:
 
 
 def end_turns(episode: Episode, calls: Sequence[Call[Any]]) -> None:
-    """Cancel the running turns, and end their loop. A second Ctrl-C kills the turns' processes."""
+    """Cancel the running turns, and end their loop. A Ctrl-C during this kills the turns' processes."""
     with defer_interrupts():
         try:
             cancel_and_wait(calls)

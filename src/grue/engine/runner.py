@@ -152,10 +152,10 @@ class Runner(AsyncToolAccess, Closing):
     ) -> Self:
         """Make a runner from `[tool.grue.*]` (in older projects `[tool.zorkgpt.*]`) of a TOML file.
 
-        The servers come from `mcp_config.json` beside the TOML file, if there is one. With `enabled = false`
-        under `mcp` in the TOML file, `mcp_config.json` is ignored; with `enabled = true` it must exist. The
-        endpoint's API key is in the environment variable `GRUE_API_KEY` or that of the endpoint's provider,
-        such as `OPENROUTER_API_KEY`. `start` and `llm` replace the file's. With `llm`, no API key is needed.
+        The servers come from `mcp_config.json` beside the TOML file, or the `config_file` that it sets under
+        `mcp`, if it exists. With `enabled = false` there it is ignored; with `enabled = true` it must exist.
+        The endpoint's API key is in the environment variable `GRUE_API_KEY`, or that of its provider, such as
+        `OPENROUTER_API_KEY`. `start` and `llm` replace the file's. With `llm`, no API key is needed.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
@@ -179,7 +179,7 @@ class Runner(AsyncToolAccess, Closing):
         """End the episode's sessions and event loop within seconds. A second call does nothing.
 
         Running turns and batches are cancelled. A later turn starts a new loop. But if the runner has a
-        `trace`, a later turn raises `TraceError`, because the trace is closed.
+        `trace`, or has resumed a turn, a later turn raises `TraceError`, because the trace is closed.
         """
         for batch in list(self._batches):
             batch.loop.close()
@@ -534,7 +534,7 @@ class Runner(AsyncToolAccess, Closing):
 
         Raises:
             MissingDependencyError: `mcp` is absent or too old.
-            MCPError: The caller is a turn of this runner, or in a process forked while its loop was open.
+            MCPError: The caller is a turn in the runner's background loop, or a process forked while it ran.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         tool_servers.load_sessions(self._wiring.servers.values())

@@ -65,8 +65,8 @@ class Conversation(Closing):
 
     Each turn has the runner's model, and the runner's tools and limits unless `ask` gets others
     (`AskOptions`). If a turn fails or is cancelled, the conversation keeps what was said in the turn: a tool
-    call that was under way is answered "interrupted; it may have taken effect". Text that was never sent to
-    the model, for example because no server started, is not kept.
+    call that was under way is answered "interrupted; it may have taken effect". A turn that ends before
+    its first request to the model, for example because a server does not start, adds nothing.
 
     Only one turn runs at a time: `ask` raises `ConversationBusy` while another turn runs. Close a saved
     conversation with `close` or use it as a context manager, so that another process can load it.
@@ -191,7 +191,7 @@ class Conversation(Closing):
             ConversationParked: An earlier turn is parked. Nothing was started.
             ConversationBusy: Another turn continues the conversation. Nothing was started.
             ConversationError: The runner's model is a factory whose actors cannot continue a conversation
-                (`grue.hosting.LendingFactory`). Or its file cannot be written: `save` it to another file.
+                (`grue.hosting.LendingFactory`). Or the file cannot be written: `save` to another one.
             MCPError: As `Runner.run_turn`. What was said in the turn is kept.
             KeyboardInterrupt: Ctrl-C was pressed. What was said in the turn is kept.
         """
