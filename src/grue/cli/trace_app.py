@@ -226,9 +226,9 @@ def trace_query(
         ...,
         metavar="SQL",
         help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
-        "episodes, turns, calls and requests; calls has no calls of a turn without an end, and none that a "
-        "host makes between turns, such as those of `grue run`. Outcome, model, tokens and duration of a run "
-        'folder or trace are not in episodes, but in turns and requests. "describe calls" lists the '
+        "episodes, turns, calls and requests. calls has only calls that were made in a turn which has ended "
+        "(`grue run` makes its calls between turns). In episodes, outcome, model, tokens and duration are "
+        'filled in only for a fleet: else take them from turns and requests. "describe calls" lists the '
         "columns of calls.",
     ),
     places: list[Path] | None = typer.Argument(

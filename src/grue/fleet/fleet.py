@@ -312,7 +312,7 @@ class Fleet:
 
 def _checked(cases: object) -> list[dict[str, Any]]:
     if isinstance(cases, str | bytes | Mapping) or not isinstance(cases, Iterable):
-        raise FleetError(f"The cases are a list of dictionaries, and not a {type(cases).__name__}.")
+        raise FleetError(f"The cases are a list of dictionaries, and not of type {type(cases).__name__}.")
     found: list[dict[str, Any]] = []
     numbers: dict[bytes, int] = {}
     for number, case in enumerate(cases, start=1):

@@ -74,7 +74,7 @@ def _secret_name(name: str, value: object, *, inside: bool = False) -> str:
 def fault_of(settings: object) -> str:
     """Return a phrase that says what in `settings` is not JSON, and why; empty if all of it is JSON."""
     if not isinstance(settings, Mapping):
-        return f"it is a {type(settings).__name__}, and not a dictionary of settings"
+        return f"it is of type {type(settings).__name__}, and not a dictionary of settings"
     for name, value in settings.items():
         fault = _value_fault(value) if isinstance(name, str) else "has a name that is not a text"
         if fault:
@@ -87,7 +87,7 @@ def _value_fault(value: object) -> str:
         case str() | bool() | int() | None:
             return ""
         case float() if type(value) is not float:
-            return f"is a {type(value).__name__}: write float(...)"
+            return f"is of type {type(value).__name__}: write float(...)"
         case float():
             return "" if math.isfinite(value) else f"is {value}, which JSON does not have"
         case list() | tuple():
@@ -99,7 +99,7 @@ def _value_fault(value: object) -> str:
             return "is a set, which has no order: write sorted(...), which is a list"
         case os.PathLike():
             return "is a path: write str(...)"
-    return f"is a {type(value).__name__}: give a text, a number, a list or a dictionary"
+    return f"is of type {type(value).__name__}: give a text, a number, a list or a dictionary"
 
 
 class FileDigests:

@@ -250,7 +250,7 @@ def _replies(script: Sequence[LlmReply | str]) -> list[LlmReply]:
         reply = _reply(given)
         if reply is None:
             raise TypeError(
-                f"script: reply {number} is a {type(given).__name__}: give a text, text_reply('...') or"
+                f"script: reply {number} is of type {type(given).__name__}: give a text, text_reply('...') or"
                 " tool_calls_reply(('server.tool', {...}))."
             )
         replies.append(reply)
@@ -424,7 +424,7 @@ class ScriptedLlmServer:
             except BaseException as error:  # noqa: BLE001 - the test must hear of it, of `pytest.fail` too
                 return error_reply(400, f"{_OURS}the script failed: {type(error).__name__}: {error}")
             return _reply(reply) or error_reply(
-                400, f"{_OURS}the script returned a {type(reply).__name__}, and no reply or text."
+                400, f"{_OURS}the script returned {type(reply).__name__}, and no reply or text."
             )
         with self._lock:
             self._served += 1

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.protocol.tools.built_in import named_call
-from grue.runtime.trace.format import PAYLOADS
+from grue.runtime.trace.format import payload_path
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing import stats
 from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, EpisodeResumed, EpisodeStarted
@@ -199,7 +199,7 @@ class EpisodeTally:
             started_at=episode.header.started_at,
             messages=self.messages,
             trace_bytes=_size(episode.path),
-            payload_bytes=sum(map(_size, (episode.path.parent / PAYLOADS).glob("*.json"))),
+            payload_bytes=sum(_size(payload_path(episode.path, each)) for each in episode.payloads),
             cut_short=episode.cut_short,
             wall_s=phases.total_s,
             phases=phases,

@@ -272,7 +272,7 @@ def test_a_text_is_a_reply() -> None:
 
 @pytest.mark.parametrize("script", [[1], [None], ({"content": "yes"},)])
 def test_a_script_of_something_else_is_refused_where_it_is_made(script: Any) -> None:
-    with pytest.raises(TypeError, match=r"reply 1 is a \w+: give a text, text_reply"):
+    with pytest.raises(TypeError, match=r"reply 1 is of type \w+: give a text, text_reply"):
         ScriptedLlmServer(script)
 
 
@@ -318,7 +318,7 @@ def test_a_fault_of_the_script_asks_for_another_script_and_not_for_another_model
             "no reply number 1",
             "each reply with tool calls is followed by a request, and so is each refused answer.",
         ),
-        (lambda _: 3, "returned a int, and no reply or text", "\nCorrect the script of the test."),
+        (lambda _: 3, "returned int, and no reply or text", "\nCorrect the script of the test."),
     ):
         with (
             ScriptedLlmServer(script) as server,  # type: ignore[arg-type]  # the mistake

@@ -11,7 +11,7 @@ import pytest
 from arbitrary_turns import ArbitraryTurn, arbitrary_turns
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_turns import Called, Play, Tape, opened, refused_connection
+from recorded_turns import STARTED_AT, Called, Play, Tape, opened, refused_connection
 from trace_files import Chain, TraceFile
 from turns import DEADLINE, INTERRUPT
 
@@ -309,11 +309,25 @@ def test_the_counts_do_not_depend_on_the_messages_that_are_passed_over(file: Tra
     assert count_episode(file.read()) == tally.stats(episode)
 
 
-def test_payloads_beside_the_trace_are_measured(file: TraceFile) -> None:
+def test_payloads_of_the_trace_are_measured_and_those_of_other_traces_beside_it_are_not(
+    file: TraceFile,
+) -> None:
+    reference, extract, foreign = ("0" * 64, "1" * 64, "2" * 64)
     payloads = file.path.parent / "payloads"
     payloads.mkdir()
-    (payloads / f"{'0' * 64}.json").write_bytes(b"x" * 700)
-    assert count_episode(file.read()).payload_bytes == 700
+    for name, size in ((reference, 700), (extract, 30), (foreign, 4000)):
+        (payloads / f"{name}.json").write_bytes(b"x" * size)
+    line = {"seq": 1, "t": 0.0, "at": STARTED_AT, "turn": 1, "from": "agent", "to": "llm"}
+    body = {"$payload": reference, "bytes": 700, "type": "RequestCompletion"}
+    with file.path.open("ab") as trace:
+        for seq in (1, 2):
+            extracts = [{"at": 0, "$payload": extract, "bytes": 30}]
+            trace.write(msgspec.json.encode(line | {"seq": seq, "extracts": extracts, "body": body}) + b"\n")
+    episode = file.read()
+    tally = EpisodeTally()
+    for each in episode.lines():
+        tally.pass_over(each.line.t)
+    assert tally.stats(episode).payload_bytes == 730
 
 
 def test_numbers_are_json_and_come_back(file: TraceFile) -> None:

@@ -159,7 +159,7 @@ def check_policy(policy: ToolPolicy) -> ToolPolicy:
 
 def _fault(rule: object) -> str:
     if not isinstance(rule, ToolRule):
-        return f"write ToolRule(...), not a {type(rule).__name__}"
+        return f"write ToolRule(...), not {type(rule).__name__}"
     patterns: object = rule.tools
     if not isinstance(patterns, tuple | list) or not patterns:
         return f"tools should be a tuple of at least one name or pattern, not {patterns!r}"

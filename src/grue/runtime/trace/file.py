@@ -235,7 +235,7 @@ class TraceWriter(Closing):
             ("options", options, TraceOptions | None),
         ):
             if not isinstance(value, kind):
-                raise MCPConfigError(f"TraceWriter: {argument}= cannot be a {type(value).__name__}.")
+                raise MCPConfigError(f"TraceWriter: {argument}= cannot be of type {type(value).__name__}.")
         if started_at is not None and not is_usable(started_at, above_0=False):
             raise MCPConfigError(f"TraceWriter: started_at= wants seconds, not {shown(started_at)}.")
         self.path = as_path(path, "TraceWriter")

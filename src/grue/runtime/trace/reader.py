@@ -46,12 +46,9 @@ class RecordedLine(Struct, Generic[B], frozen=True):
     @property
     def tag(self) -> str:
         """The body's tag, also of a body in a payload file; empty: no tag was found."""
-        body = self.line.body
-        tag = fmt.tag_at_start(body)
-        if not tag and memoryview(cast("Any", body))[: len(fmt.REFERENCE_START)] == fmt.REFERENCE_START:
-            with contextlib.suppress(*fmt.UNDECODABLE):
-                return _REFERENCES.decode(body).type or ""
-        return tag
+        tag = fmt.tag_at_start(self.line.body)
+        reference = None if tag else _reference(self.line)
+        return (reference.type or "") if reference is not None else tag
 
     def envelope(self) -> Envelope[B]:
         """Return the envelope with its body. Raises `TraceError` as `TraceReader.decoded` does."""
@@ -63,12 +60,14 @@ class TraceReader(Generic[B]):
 
     `body_type` is the type of the bodies: a union of tagged Structs, or `dict` for plain JSON. Each iteration
     opens the file and closes it at the end. `cut_short`: the last line was incomplete when the last iteration
-    or `follow` ended; that is no error.
+    or `follow` ended; that is no error. `payloads`: the hashes of the payload files to which the lines refer
+    that an iteration has yielded.
     """
 
     def __init__(self, path: Path, body_type: type[B] | Any) -> None:
         self.path = path
         self.cut_short = False
+        self.payloads: set[str] = set()
         self._bodies = msgspec.json.Decoder(body_type)
         with _opened(path) as file:
             self.header = fmt.read_header(path, _next_line(path, 1, file))
@@ -103,6 +102,7 @@ class TraceReader(Generic[B]):
                     self.cut_short = True
                     return
                 fmt.check_numbers(path, number, line, seq)
+                self.payloads.update(_hashes(line))
                 yield RecordedLine(line, LinePlace(offset, number, len(text)), self)
                 offset, number, seq = offset + len(text), number + 1, line.seq
 
@@ -219,6 +219,21 @@ def read_trace(path: Path, body_type: type[B] | Any) -> Trace[B]:
 
 _LINES = msgspec.json.Decoder(fmt.TraceLine)
 _REFERENCES = msgspec.json.Decoder(fmt.PayloadReference)
+
+
+def _hashes(line: fmt.TraceLine) -> Iterator[str]:
+    if (reference := _reference(line)) is not None:
+        yield reference.sha256
+    for extract in line.extracts:
+        yield extract.sha256
+
+
+def _reference(line: fmt.TraceLine) -> fmt.PayloadReference | None:
+    """Return the reference that replaces the line's body; `None`: the body is in the line, or damaged."""
+    if memoryview(cast("Any", line.body))[: len(fmt.REFERENCE_START)] == fmt.REFERENCE_START:
+        with contextlib.suppress(*fmt.UNDECODABLE):
+            return _REFERENCES.decode(line.body)
+    return None
 
 
 def _decoded(path: Path, number: int, text: bytes) -> fmt.TraceLine | None:

@@ -251,7 +251,7 @@ def test_the_digest_does_not_depend_on_our_own_marks() -> None:
     [
         (table({}, {"tools": ()}), "rule 2: tools should be"),
         (table({"tools": "a.*"}), "rule 1: tools should be"),
-        (ToolPolicy(rules=({"verdict": "deny"},)), r"rule 1: write ToolRule\(...\), not a dict"),  # type: ignore[arg-type]
+        (ToolPolicy(rules=({"verdict": "deny"},)), r"rule 1: write ToolRule\(...\), not dict"),  # type: ignore[arg-type]
         (table({"verdict": "maybe"}), "rule 1: verdict should be allow, ask or deny, not 'maybe'"),
         (table({"max_calls": -1}), "max_calls should be 0 or more, not -1"),
         (ToolPolicy(park_for_s=0), "park_for_s should be above 0"),
