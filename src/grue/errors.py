@@ -98,7 +98,7 @@ class MCPServerStartupError(MCPError):
     """An MCP server did not start: at the first connect of an episode or resumed turn, or outside turns.
 
     Attributes:
-        phase: The step that failed: `spawn`, `initialize` or `list`.
+        phase: The step that failed: `spawn`, `initialize` or `list`; empty if it is not known.
         exit_status: `None` unless the server's process exited by itself.
         stderr_tail: The last lines that the server wrote to stderr.
 
@@ -161,7 +161,7 @@ class ToolServerDied(MCPToolCallError):  # noqa: N818 - named as the event it re
 
 
 class MCPRequestError(MCPError):
-    """A request to a server outside a turn failed: the server refused it, died, or did not answer in time.
+    """A request outside a turn failed: the server refused it, died, was too slow, or is no MCP server.
 
     Attributes:
         method: The method of the request, such as `prompts/get`.

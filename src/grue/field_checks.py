@@ -33,7 +33,7 @@ _OWNERS: dict[str, Collection[str]] = {}  # the keywords that classes accept, by
 
 
 class OwnKeywords(StructMeta):
-    """Metaclass of Structs: the `TypeError` about an unknown keyword names a similar one, or its class."""
+    """Metaclass of Structs: the `TypeError` about an unknown keyword names a similar one or its owner."""
 
     def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)
@@ -113,7 +113,7 @@ def check_settings(
     A list becomes a tuple where a tuple is declared, and a path becomes a text; a number or text of another
     library, such as numpy's float64, becomes Python's own. Only the fields in `only` are checked (empty:
     all). Numbers of fields in `above_0` may not be 0, and numbers of fields in `any_number` may have any
-    value. A wrong value raises `MCPConfigError`. `show_words=False`: it does not quote a wrong word.
+    value. A wrong value raises `MCPConfigError`. `show_words=False`: its text does not quote a wrong word.
     """
     kind = type(settings)
     for name, default in _defaults(kind):

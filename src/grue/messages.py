@@ -232,7 +232,7 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
             or the arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or a
             person, or nobody has answered the question), `interrupted` (sent by a process that was killed:
             the call may have taken effect).
-        iteration: How many replies to requests with tools had tool calls, up to the reply with this call.
+        iteration: How many replies to requests with tools had tool calls, this call's reply included.
         duration_s: How long the call took; `None`: not sent, or `interrupted`.
         changed_arguments: The arguments that were sent instead of `arguments`, because a person changed them.
     """
@@ -476,7 +476,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         endpoint: Base URL without credentials.
         status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
-        attempts: How many tries at this endpoint have failed, this one included.
+        attempts: How many tries with this model have failed, this one included; anew after a cut reply.
         overflow: Set if `reason` is `too_long`: the sizes that the refusal names.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
         retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; else `None`.
@@ -732,8 +732,8 @@ class RequestCompletion(ToLlm, frozen=True, kw_only=True):
             out a last reply that no request has followed yet.
         clears: The agent can shorten the history. So before the LLM actor reports that the request is too
             long, it tries only a lower token limit for the reply or, at status 413, fewer images and files.
-        presumed: The request offers tools that no server has listed yet in this turn. The agent may drop the
-            request later (`DropCompletion`), before or after the reply has come.
+        presumed: Servers are still starting, and may list other tools than the request offers. Then the agent
+            may drop the request (`DropCompletion`), before or after the reply has come.
     """
 
     conversation: ConversationId
@@ -807,7 +807,7 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
     """llm -> agent: no completion, after all retries.
 
     Attributes:
-        usage: What replies that broke off or were cut have cost, as they state or by an estimate.
+        usage: The cost of replies that broke off or were cut: as the replies state it, or an estimate.
     """
 
     request: int
@@ -864,7 +864,7 @@ class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
 
 
 class CompletionRetried(LlmNote, frozen=True, kw_only=True):
-    """llm: try `attempt` (from 1, anew at another model or limit) failed. The next follows in `delay_s`."""
+    """llm: try `attempt` at a model (from 1, anew after `ReplyCut`) failed. The next follows in `delay_s`."""
 
     request: int
     attempt: int
@@ -895,7 +895,7 @@ class HistoryRewritten(LlmNote, frozen=True, kw_only=True):
 
 
 class CostUncounted(Message, frozen=True, kw_only=True):
-    """host: a cost limit has no effect: costs are not known. Noted once per runner, resumed turn or fork."""
+    """host: costs are unknown, so a cost limit has no effect. Noted once per runner, resumed turn or fork."""
 
     compared = False
     model: str
@@ -950,7 +950,7 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
 
     Attributes:
         changed: The fields of `WireProfile` whose values have changed, with their new values.
-        rewritten: Whether earlier messages are now encoded differently, so that the prompt cache begins anew.
+        rewritten: Whether the prompt (tools included) is encoded differently now, so its cache begins anew.
     """
 
     request: int
@@ -959,7 +959,7 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
 
 
 class ThoughtsDropped(LlmNote, frozen=True, kw_only=True):
-    """llm: `replies` replies are sent without their thoughts, which are not from this `wire` and `model`."""
+    """llm: thoughts that are not from this `wire` and `model` are left out of `replies` earlier replies."""
 
     conversation: ConversationId
     replies: int
@@ -1248,7 +1248,7 @@ class ToolDrifted(SessionNote, frozen=True, kw_only=True):
 
 
 class SessionPrewarmed(SessionNote, frozen=True, kw_only=True, tag="SpareReady"):
-    """session: a connection was opened in advance, for a turn that has not started yet."""
+    """session: a connection was opened before a turn asked for it, or for a call outside turns."""
 
     server: ServerName
     pid: int | None = None
@@ -1263,7 +1263,7 @@ class PrewarmLost(SessionNote, frozen=True, kw_only=True, tag="SpareLost"):
 
 
 class ServerEnded(SessionNote, frozen=True, kw_only=True):
-    """session: a session that was closed in the background has ended, with all processes of its server.
+    """session: a session that outlived its turn, or that no turn used, has ended with all its processes.
 
     Source: P9
     """
@@ -1345,8 +1345,8 @@ class IterationStarted(TurnNote, frozen=True, kw_only=True):
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
     """agent: tools that a request offered before their servers had started were compared with the listings.
 
-    Without `server`: the request is not dropped, because no tool is in `changed`, or the reply calls none of
-    these. With `server`: a tool call has started this server. Calls of tools in `changed` are not sent.
+    Without `server`, the request is not dropped: `changed` is empty, or the reply calls no tool in it. With
+    `server`, a tool call has started this server, and calls of tools in `changed` are not sent.
 
     Attributes:
         changed: Names of tools that differ from those that the request offered.

@@ -494,7 +494,7 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
     def startup_timeout_s(self, server: str) -> float:
         """Return the limit in seconds for starting a server.
 
-        The servers' own options, and the 60 s with a download, count once the runner has filled them in.
+        The servers' own options and the 60 s for a download count only if they are in `startup_timeouts_s`.
         """
         common_s = self.server_startup_timeout_s
         return self.startup_timeouts_s.get(server, STARTUP_TIMEOUT_S if common_s is None else common_s)

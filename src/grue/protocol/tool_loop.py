@@ -21,7 +21,7 @@ The rules:
     of the given schema, or for a summary.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply of the
     phase `loop` with neither content nor calls. If a reply that should be the answer is empty, calls tools
-    (or writes a call as text), was declined or stopped early, or fails the host's check, the turn asks for
+    (or writes a call as text), is a refusal, was stopped early, or fails the host's check, the turn asks for
     one repair. If the repair fails too, the turn uses the host's fallback, or else fails. So a turn has at
     most `max_tool_iterations` + 2 requests, besides summaries, and one each after an overflow, after a reply
     that rule 10 drops, and after the first reply that writes tool calls as text.

@@ -168,7 +168,7 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     logprobs = tuple(float(each) for each in values if isinstance(each, int | float) and math.isfinite(each))
     read = m.ReplyTokens(
         ids=known if len(known) == len(ids) else (),
-        # After a stop word, or in a cut stream, the numbers may differ: then leave out the logprobs.
+        # After a stop word, or in a cut stream, the numbers of ids and logprobs may differ: drop these.
         logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
     )
     return read if read.ids or read.logprobs else None
@@ -443,7 +443,7 @@ class _Calls:
     def _is_complete(self, call: _Call) -> bool:
         if call.whole is None and not (call.texts and call.texts[-1].rstrip().endswith("}")):
             return False
-        # For each piece with a name that follows a closing brace, `complete` parses all arguments so far.
+        # `complete` parses all arguments so far, perhaps for each piece, so limit the total.
         self._read += len(call.written)
         if self._read > _MOST_READ:
             raise OversizedStream("the reply names its tool calls too often")
@@ -532,7 +532,7 @@ class ChatCompletions(w.WireFormat):
         return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
-        """Read the body of a reply. Some endpoints send the `finish_reason` `stop` with tool calls."""
+        """Read the body of a reply. It may have tool calls although its `finish_reason` is `stop`."""
         match answer.get("choices"):
             case [{"error": error}, *_] if error:
                 return fault_of_error(error)

@@ -29,7 +29,7 @@ _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 45
 """Statuses of errors whose text mostly decides the reason. An error object without a status counts as 200."""
 
 NO_KEY = "There is no API key"
-"""The beginning of the sentence about the key's source if there is no key."""
+"""If there is no key, the sentence about the key's source (`key` of `describe`) begins so."""
 
 DOCTOR_CHECKS = " `grue doctor` checks it."
 """The last sentence of advice about an unreachable local endpoint. `grue doctor` leaves this sentence out."""

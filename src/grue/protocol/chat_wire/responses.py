@@ -233,7 +233,7 @@ class ResponsesAssembler:
         if self._gap and not repeated:
             # The last event does not repeat the items, so nothing shows what was lost.
             raise server_events.DamagedStream(f"follows a gap: one {self._gap}")
-        # Compare only the items in the response: some endpoints leave out others than calls.
+        # Compare only the items in the response: some endpoints leave out items that are not calls.
         for index, item in enumerate(output):
             _compare(item, self._texts.get(index, []), self._items.get(index, {}))
         self._compare_calls(output, whole=status == "completed")

@@ -68,7 +68,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     Attributes:
         tool_calls: Calls with canonical names, ids that are unique in the conversation, and text arguments.
         refusal: The model's or the provider's text, if the endpoint marks the reply as a refusal to answer.
-        finish_reason: Why the reply ended: the word of chat completions, if they have one, or the endpoint's.
+        finish_reason: Why the reply ended, in words of chat completions if possible, else the endpoint's.
         cut: Whether the reply ended at its length limit.
         stopped: Why the endpoint stopped the reply early, other than for its length; empty if it did not. The
             text of a stopped reply is the part that had arrived, and its calls are left out.

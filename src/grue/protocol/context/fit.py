@@ -1,7 +1,7 @@
 """Decide what to clear so that the next request fits into the model's context window.
 
-1.  Nothing is cleared until a request would fill more than `high_water` of the window (always without the
-    tokens that are kept free for the reply).
+1.  Nothing is cleared until a request would fill more than `high_water` of the window. In all these rules the
+    tokens that are reserved for the reply do not count as a part of the window.
 2.  Then the oldest parts are replaced by stubs until the request fills at most `low_water`, so that several
     requests pass before the next clearing, with a valid prompt cache. A stub is a line such as "[Cleared to
     save room ...]" for a tool result, and for a user text the host's shorter text (`UserText.stub`), if any.
@@ -141,7 +141,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
     def scaled_to(self, tokens: int) -> ContextLedger:
-        """Return a ledger whose sizes add up to about `tokens`, or more: scaled up if necessary."""
+        """Return the ledger. If its sizes add up to less than `tokens`, scale them up to about that."""
         return self if self.tokens >= tokens else self.counted(tokens)
 
 
@@ -240,7 +240,7 @@ def stub_of(
     plain: bool = False,
     handle: str = "",
 ) -> str:
-    """Return the text in place of a cleared result; `handle`: what `read_result` finds it by."""
+    """Return the text in place of a cleared result. `handle`, if given, is its handle for `read_result`."""
     if handle:
         return READ_AGAIN.format(handle=handle)
     definition = offered.get(tool)

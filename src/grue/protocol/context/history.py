@@ -91,7 +91,7 @@ class History:
     Attributes:
         unread: The last reply, while it may still be dropped. It is not an entry yet.
         asked: The last answer schema that a request asked for.
-        in_words: Whether a request with tools has asked for `asked`, so that its text states the schema.
+        in_words: Whether that request offered tools, so that its text states the schema.
         replies: How many replies there were, empty and dropped ones included.
         plain: `RunTurn.plain_results` of the turn under way.
         restates: `RunTurn.restates_answer` of the turn under way.

@@ -105,7 +105,7 @@ def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
     """Return the call that a call of `call_tool` asks for; unchanged if it is no such call, or names no tool.
 
     It is also unchanged if it has other members than `name` in place of `arguments`, because the tool would
-    run without them. (In old traces the tool did: `bind=False`.)
+    run without them. `bind=False` lets it run, as it did in old traces.
     """
     if call.name != CALL_TOOL.name:
         return call

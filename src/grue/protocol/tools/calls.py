@@ -55,7 +55,7 @@ class Unmade(Struct, frozen=True):
 
 
 class ValidCall(Struct, frozen=True):
-    """A call that its server can take; `task`: the MCP task as which an earlier process has sent it."""
+    """A call of a known tool, with parsed arguments; `task`: its MCP task, if an earlier process sent it."""
 
     call: m.ToolCall
     tool: m.ToolDefinition
@@ -90,7 +90,7 @@ def without_doubles(tools: Tools) -> tuple[Tools, tuple[m.ServerNoted, ...]]:
 def tool_of(
     name: str, listed: Mapping[str, m.ToolDefinition], serving_unlisted: Servers
 ) -> m.ToolDefinition | None:
-    """Return the tool that a call names, if listed or of a server in `serving_unlisted`; else `None`."""
+    """Return the tool that a call names; `None`: not listed, and not of a server in `serving_unlisted`."""
     tool = listed.get(name)
     found = split_unlisted(name, serving_unlisted) if tool is None else None
     if found is None:
@@ -214,7 +214,7 @@ def record(
     result: m.ToolCallResult,
     duration_s: float | None = None,
 ) -> m.ToolCallRecord:
-    """Return the record of a call that came with reply number `iteration`."""
+    """Return the record of a call. `ToolCallRecord` explains `iteration`."""
     return m.ToolCallRecord(
         call_id=call.call_id,
         name=call.name,

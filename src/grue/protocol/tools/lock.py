@@ -81,7 +81,7 @@ def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrif
 def screen(
     pins: ServerPins, server: m.ServerName, tools: Tools, on_drift: OnToolDrift
 ) -> tuple[Tools, tuple[m.ToolDrifted, ...]]:
-    """Return the tools that `on_drift` allows (`trusted`: approved annotations), and notes on drift."""
+    """Return the tools that `on_drift` allows, `trusted` if their annotations are approved, and the notes."""
     if on_drift == "ignore":
         return tools, ()
     found = drift(pins, tools)

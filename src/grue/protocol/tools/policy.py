@@ -84,7 +84,7 @@ def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
 def judge(
     policy: ToolPolicy, tools: Iterable[m.ToolDefinition], used: Mapping[str, int]
 ) -> tuple[tuple[Terms, ...], dict[str, int]]:
-    """Return the `Terms` of a call of each of these tools, and `used` with those not denied counted.
+    """Return the `Terms` of a call of each of these tools, and `used` plus the calls that are not denied.
 
     `used`: for each tool that has a `max_calls`, its calls in this turn.
     """

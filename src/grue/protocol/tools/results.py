@@ -66,7 +66,7 @@ _EXPECTED = {"image": "it is not a PNG, JPEG, GIF or WebP image", "audio": "it i
 
 
 class MediaRoom:
-    """Collects the attachments of a reply's results, or the host's images; `used_bytes` are used already."""
+    """Collects attachments: of a reply's results, or the host's. Earlier ones have used `used_bytes`."""
 
     def __init__(self, limits: TurnLimits, used_bytes: int = 0) -> None:
         self.attachments: list[m.Attachment] = []

@@ -3,9 +3,9 @@
 The LLM actor sends the first request, which begins the state `Sent`, and then carries out the commands of
 `attempt_step`, in order; the outcome of a request is the next event. The rules:
 
-- A refusal that shows what the endpoint does not accept changes the profile (`chat_wire/profiles.py`). If it
-  does not, but by its status and reason images or files may be its cause, the newest of them are replaced by
-  a line of text. After either, the request is sent again at once, and no retry is used up.
+- A refusal that shows what the endpoint does not accept changes the profile (`chat_wire/profiles.py`). After
+  another refusal, if images or files may have caused it, the newest of them are replaced by a line of text.
+  In both cases the request is sent again at once, and no retry is used up.
 - If a prompt fits into the context window, but not together with the reply's token limit, the request is sent
   again once, with the limit that fits, if this is at least a fourth of the limit before.
 - If any other request is too long for the window and the agent can clear the history, the failure is reported
@@ -79,7 +79,7 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Ended(Struct, frozen=True):
-    """This model has answered, or it has failed and is not asked again."""
+    """The model has answered, or it has failed and is not asked again for this completion."""
 
 
 AttemptState: TypeAlias = Sent | Ended
@@ -131,7 +131,7 @@ class ShowAgain(Struct, frozen=True):
 
 
 class Finish(Struct, frozen=True):
-    """Report the outcome; this model gets no further request."""
+    """Report the outcome. This model gets no further request for this completion."""
 
     outcome: Reply | m.LlmFailure
 

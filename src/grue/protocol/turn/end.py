@@ -123,7 +123,7 @@ PARKED = (
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return the turn's progress as a `TurnParked`, without a reply of which not all calls are settled."""
+    """Return the turn's progress as a `TurnParked`. Calls of a reply that is not settled are left out."""
     return m.TurnParked(
         turn=turn.run.turn,
         requests=turn.requests + turn.sampled,

@@ -210,7 +210,7 @@ class AwaitingSupport(Struct, frozen=True):
 
 
 class AwaitingSessions(Struct, frozen=True, gc=False):
-    """Waits for the sessions of `pending`, and if `asking` for the tool check; then `new` is sent."""
+    """Waits for the sessions of `pending` and, if `asking`, the tool check; the next request adds `new`."""
 
     turn: Turn
     pending: Servers
@@ -358,7 +358,7 @@ class AwaitingClose(Struct, frozen=True):
 
 
 class Waiting(Struct, frozen=True):
-    """Waits for a later process, which gets the reply to a batch's request `item`, and goes on as `then`."""
+    """Waits for a later process, which reads the reply to request `item` of a batch and goes on as `then`."""
 
     then: AwaitingCompletion | AwaitingSummary
     pending: Servers
