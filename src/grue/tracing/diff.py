@@ -1,9 +1,9 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
-The turns are paired in order. A turn that only one trace has run a second time has no partner. If a trace has
-forks, only turns with a fork's number are compared. The messages of a turn form a tree by their causes. Below
-each pair of messages, those with the same sender, receiver and kind are paired: in order if both sides have
-equally many (or one has hundreds), otherwise by content. So the order in which actors work does not matter.
+The turns are paired in order. A turn's second run has no partner if only one trace has it. If a trace
+has forks, only turns with a fork's number are compared. The messages of a turn form a tree by their causes.
+Below each pair of messages, those with the same sender, receiver and kind are paired: in order if both sides
+have equally many (or one has hundreds), otherwise by content. The order in which actors work is irrelevant.
 
 The numbers and times of messages, `IGNORED` fields, and messages whose class has `compared = False` are not
 compared. The ids in the fields `IDS` may differ if, within a turn, left and right ids pair one to one.
@@ -32,7 +32,7 @@ IGNORED = frozenset({
     "pid", "elapsed_s", "duration_s", "duration_ms", "delay_s", "episode_id", "echo", "address", "facts",
     "request_id", "error_code", "asks", "expires_at", "TurnResumed.after", "HistoryReference.file",
 })  # fmt: skip
-"""Not compared: most differ from run to run; a host's `conditions` usually name what `asks` names."""
+"""Not compared: most differ from run to run. If `asks` differs, a host's `conditions` usually differ too."""
 
 IDS = frozenset({"call_id", "batch", "conversation"})
 _MOST_MATCHED = 400  # pairing by content has a quadratic cost: more siblings are paired in order
@@ -61,7 +61,7 @@ def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
 
 
 def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Yield the turns. Add the history's lengths at the beginning of turns, and the episode's time limit."""
+    """Yield the turns. Add the lengths of their histories and the episode's time limit."""
     # Turns that are not compared count too, such as those before a fork.
     for each in turns:
         for body in (envelope.body for envelope in each.envelopes):
@@ -107,7 +107,7 @@ def _answers(trace: EpisodeReader) -> dict[int, object]:
 def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
-    """Pair the turns in order. `None` is the partner of a turn that only one trace has or has run again."""
+    """Pair the turns in order. `None` is the partner of a turn or second run that only one trace has."""
     one, other = next(left, None), next(right, None)
     while one is not None or other is not None:
         if one is not None and one.again and not (other is not None and other.again):

@@ -83,7 +83,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
 
 
 def said_by(fact: Fact, words: Callable[[Any], str] | property) -> str:
-    """Return the text of a fact's method or property `words`; if it raises or returns no text, the base's."""
+    """Return the text of the fact's own `words`; if that raises or returns no text, the text of `words`."""
     base: Any = words.fget if isinstance(words, property) else words
     try:
         said = getattr(fact, base.__name__)
@@ -302,9 +302,9 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
 
     Args:
         prefix: The host's name. Tags begin with the prefix and a dot. Only a subclass of `EpisodeStarted`,
-            `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead. A fact is read into
-            the first such class that fits it and declares any of the fields that the host added to it.
-        kinds: A class replaces an earlier one of the same module and name, as after a reload.
+            `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead. A fact with
+            fields that the base lacks is read into the first subclass that declares one of them and fits.
+        kinds: The facts' classes. A class replaces an earlier one of the same module and name.
         unprefixed: Classes whose tags may lack the prefix, to read old traces.
 
     Raises:

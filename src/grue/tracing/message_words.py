@@ -48,7 +48,7 @@ class SpanNote(NamedTuple):
 
 
 class FailureWords(NamedTuple):
-    """A failure in the words of each place where it is shown. Parts of the texts are untrusted."""
+    """The texts for a failure, one for each place that shows it. Parts of them are untrusted."""
 
     short: str  # the text in the line about the message
     sentence: str  # the text in the logs
@@ -87,7 +87,7 @@ def _said(words: _Words, body: Struct) -> str:
 
 
 def kind_of(body: Struct) -> str:
-    """Return the name of a message's kind: its class's name, or the tag of a host's fact."""
+    """Return the name of a message's kind: its class's name, or a fact's tag."""
     return name_of(type(body))
 
 
@@ -129,7 +129,7 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield what a program without `LoggerObserver` logs about a message: `(key, untrusted line)`."""
+    """Yield lines for the logger `grue` if there is no `LoggerObserver`: `(key, untrusted line)`."""
     # Lines with the same key report the same problem: only the first is to be logged.
     match body:
         case m.ServerDied(server=server, failure=failure):

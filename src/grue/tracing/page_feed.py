@@ -25,15 +25,15 @@ from grue.tracing.turn_slices import turn_of
 
 _HEADLINE_CHARS = 300
 _LEAST_SHOWN = 3  # fewest characters: a shorter text of a fact may be in a prompt by chance
-_MOST_SHOWN = 20  # how many facts after a prompt are remembered for the next one, each by its longest text
+_MOST_SHOWN = 20  # most facts since the last prompt whose longest texts are looked for in the next prompt
 
 
 class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     """A passage of the story; `viewer_page/trace.js` takes the fields in this order."""
 
     # A `reply` is a request with its reply, a `call` a tool call with its result. `text`: for a `fact`, its
-    # headline; for a `prompt`, `resumed`, or `shown` if it contains a text of a fact since the prompt before;
-    # for an `end`, `same` if the answer is the last reply's text.
+    # headline; for a `prompt`, `resumed`, or `shown` if it contains a text of a fact recorded since the
+    # prompt before; for an `end`, `same` if the answer is the last reply's text.
 
     turn: int
     kind: Literal["fact", "prompt", "reply", "call", "note", "end"]
@@ -173,7 +173,7 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
     lane: str  # the actor
     phase: SpanKind
     label: str  # may be untrusted
-    start_s: float  # since the trace began, as `end_s`
+    start_s: float  # like `end_s`, since the trace began
     end_s: float
     first: int  # number of the message that began it
     last: int  # number of the message that ended it or, if none did, of the last one until then
@@ -252,7 +252,7 @@ def _label(step: Step) -> str:
 
 _REASON_CHARS = 300
 _SAID_CHARS = 160
-_NOT_PARTS = frozenset({"turn", "session", "host"})  # spans that contain others, or are no turn's own
+_NOT_PARTS = frozenset({"turn", "session", "host"})  # spans that contain others, or show the host's own work
 
 
 class MarkCount(Struct, kw_only=True):
@@ -269,7 +269,7 @@ class PageTurn(Struct, kw_only=True):
     # The texts are printable, but untrusted.
 
     turn: int  # 0 for messages before the first turn
-    start_s: float  # since the trace began, as `end_s`
+    start_s: float  # like `end_s`, since the trace began
     end_s: float = 0.0
     outcome: str = ""  # `TurnCompleted.kind`, `failed`, `parked` or `unfinished`; empty: no `RunTurn`
     reason: str = ""  # why the outcome is not `answered`

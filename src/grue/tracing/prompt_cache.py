@@ -22,7 +22,7 @@ from grue.runtime.safe_text import printable
 from grue.tracing.message_words import kind_of
 
 PromptPart: TypeAlias = Literal["model", "tools", "system", "messages"]
-_MOST_KEPT = 1_000  # conversations that are kept when a turn ends; the longest unused is forgotten first
+_MOST_KEPT = 1_000  # most conversations kept when a turn ends; the least recently used go first
 _AROUND = 24
 _EXCERPT = 72
 
@@ -54,7 +54,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
     repeated_bytes: int
     compared_with: int | None = None  # number of the earlier `RequestCompletion`
     after_s: float = 0.0  # seconds between the two; a provider's cache may keep a prompt for only 5 minutes
-    input_tokens: int = 0  # the prompt's tokens, as the endpoint reports them; 0: it reports none
+    input_tokens: int = 0  # the prompt's tokens, by the endpoint; 0: not reported, or the reply was dropped
     cached_tokens: int = 0  # how many of `input_tokens` were read from the endpoint's cache
     whole: bool = True  # whether the trace holds all messages of the prompt
     broken: PrefixBreak | None = None  # `None`: no compared part differs, or there is no earlier prompt
@@ -113,7 +113,7 @@ class _Prompted(Struct, kw_only=True):
     redacted: bool = False  # whether a secret in a message was replaced, so that the digest differs
     sent: dict[bool, _Sent] = {}  # the last prompt with tools (`True`) and the last without
     last: _Sent | None = None
-    # For each change of the history: how many bytes stayed before it, number and kind of its message.
+    # For each change of the messages: how many of their first bytes stayed, number and kind of its message.
     blame: list[tuple[int, int, str]] = []
     asks: m.ModelAsked | None = None  # the model that the running turn asks now
     moved: _Place = (0, "")  # the message that chose this model
@@ -135,7 +135,7 @@ class CachedPrompts:
         self._dropping: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: Any) -> CachedPrompt | None:
-        """Return the request that a message ends, compared; `None`: none ends, it failed, or it is a copy."""
+        """Return the request that a message ends; `None` if it ends none, reports a failure or is a copy."""
         prompt = self._see(envelope)
         if envelope.redacted:
             for talk in self._running(envelope.turn):
@@ -349,7 +349,7 @@ class CachedPrompts:
         earlier = self._nearest(talk, sent)
         same = 0 if earlier is None else _in_common(earlier, sent)
         usage = body.usage
-        # Do not use the tokens in `usage`: they are estimates if the endpoint reports none.
+        # Do not use `usage.input_tokens`: it counts all tries, and is estimated if the endpoint reports none.
         counted = body.prompt_tokens if isinstance(body, m.CompletionReceived) else 0
         found = CachedPrompt(
             seq=asked.seq,
@@ -403,7 +403,7 @@ class CachedPrompts:
 
 
 def _blame(talk: _Prompted, place: _Place) -> None:
-    """If the conversation does not begin with its last prompt, add the message that changed it to `blame`."""
+    """Add the message at `place` to `blame` if it has changed messages that the last prompt contained."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]

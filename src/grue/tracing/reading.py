@@ -47,7 +47,7 @@ def unknown_fact(body: bytes) -> Fact:
 
 
 def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
-    """Return `fact`. One of `EPISODE_FACTS` gets the fields that a host has added in the JSON `body`."""
+    """Return `fact`; if its class is in `EPISODE_FACTS`, with the fields that a host has added in `body`."""
     if type(fact) not in EPISODE_FACTS:
         return fact
     fields: m.JsonObject = msgspec.json.decode(body, type=dict)
@@ -173,7 +173,7 @@ def read_episode(path: str | PathLike[str]) -> EpisodeTrace:
 
 def trace_schema() -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of a line of a trace file, with the loaded hosts' facts."""
-    # Later versions may add fields to a message, so readers must ignore unknown fields.
+    # The schema accepts unknown fields, because later versions may add fields to a message.
     types = (TraceHeader, TraceLine, PayloadReference, union_of(known_kinds().values()))
     (header, line, reference, body), definitions = msgspec.json.schema_components(
         types, schema_hook=_any_json, ref_template="#/$defs/{name}"

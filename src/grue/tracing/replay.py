@@ -43,7 +43,7 @@ class _AgentTurn(Struct, frozen=True, kw_only=True):
     noted: tuple[EpisodeEnvelope, ...]  # `NOTED_EVENTS`, which do not come through the mailbox
     said: tuple[EpisodeEnvelope, ...]  # the agent's messages and notes
     crash: ActorFailed | None  # of the agent
-    envelopes: Sequence[EpisodeEnvelope]  # all messages of the slice, with facts around the turn
+    envelopes: Sequence[EpisodeEnvelope]  # of the slice: with the host's facts before and after the turn
     by_seq: dict[int, EpisodeEnvelope]  # the same, by message number
     cut_off: bool  # whether the process may have been killed in the turn
 
@@ -627,7 +627,7 @@ def _llm_divergences(turn: _AgentTurn) -> Iterator[Divergence]:
                     reason = f"it answers no command to drop the reply to request {request}"
                 asked = dropping = None
             case m.CompletionPostponed() | m.ModelPassedOver() | m.ReplyCut() if envelope.cause is not None:
-                # A turn that goes on records its retries again. Another model or a larger limit counts anew.
+                # Retries are recorded again after a wait for a batch. A new model or limit has its own count.
                 attempts.pop(envelope.cause, None)
             case m.CompletionRetried(attempt=attempt) if envelope.cause is not None:
                 if attempt <= attempts.get(envelope.cause, 0):

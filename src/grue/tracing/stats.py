@@ -147,7 +147,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
     cut_replies: int = 0  # how many replies ended at their length limit
     usage: m.Usage  # the sum, with estimates for what the endpoint does not report
     duration: Durations  # how long answered requests took, from the first attempt on
-    dropped_replies: int = 0  # how many were dropped, because tools were not as presumed
+    dropped_replies: int = 0  # how many were dropped: tools not as presumed, or a server did not start
     cut_results: int = 0  # how many tool results were cut before the model read them
 
 
@@ -155,7 +155,7 @@ class ToolStats(Struct, frozen=True, kw_only=True):
     """The calls of one tool."""
 
     tool: str  # the name with the server's, such as `files.read`
-    calls: int = 0  # how many were sent to the server; `returned` to `lost` count how these ended
+    calls: int = 0  # how many were sent to the server; the next four fields count their ends
     returned: int = 0
     errors: int = 0
     timed_out: int = 0
@@ -175,7 +175,7 @@ class ServerStats(Struct, frozen=True, kw_only=True):
     retries: int = 0  # how many failed attempts were followed by another
     disabled: int = 0
     deaths: int = 0  # how often the server died during a call
-    endings: dict[str, int]  # how many sessions had each `ending`; `none`: no process
+    endings: dict[str, int]  # how many sessions had each `ProcessEnding`
     startup: Durations  # how long the attempts took that opened a session
     spares: int = 0  # how many sessions were opened in advance
     spares_lost: int = 0  # how many spares, or sessions kept between turns, could not be used

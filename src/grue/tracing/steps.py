@@ -55,8 +55,9 @@ StepChange: TypeAlias = StepBegan | StepEnded
 def usage_in(envelope: Envelope[Any], sampled: list[m.Usage]) -> m.Usage:
     """Return the usage that a message adds to that of the messages before it; a copied message adds none.
 
-    A `ServerSampled` repeats the usage of the reply that the server got, or has that of a cancelled request.
-    Traces of grue 0.2.0 have no such message. `sampled`, empty at first, keeps these replies' usage.
+    A `ServerSampled` repeats the usage of the reply that the server got or, if its request was cancelled, is
+    the only message with the usage. Traces of grue 0.2.0 have no `ServerSampled`. `sampled`, empty at first,
+    keeps the usage of replies that a `ServerSampled` may repeat.
     """
     match envelope.body:
         case m.ServerSampled(usage=usage) if usage in sampled:
@@ -152,7 +153,7 @@ class StepTracker:
                 self._end(("session", turn, server))
 
     def _question(self, kind: StepKind, envelope: Envelope[Any]) -> Hashable:
-        """Return the key of the request that `envelope` answers; `None` if it is not known."""
+        """Return the key of the request that `envelope` answers or retries; `None` if it is not known."""
         if envelope.cause is not None:
             return (kind, envelope.cause)
         number = getattr(envelope.body, "request", None)

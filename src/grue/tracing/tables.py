@@ -26,7 +26,7 @@ class TurnRow(Struct, kw_only=True):
     began_at: float  # seconds since the epoch
     duration_s: float | None = None
     outcome: str | None = None  # `TurnCompleted.kind`, `failed` or `parked`
-    reason: str | None = None  # why the outcome is not `answered`
+    reason: str | None = None  # why the outcome is not `answered`; `None` if it is `parked`
     system: str = ""
     user: str = ""
     answer: str | None = None  # a text, or any other answer as JSON

@@ -23,7 +23,7 @@ class TurnSlice(Struct):
     again: bool = False  # whether the slice before has the same turn number or a higher one
     begun: bool = False  # whether the turn's `RunTurn` has arrived
     over: bool = False  # whether the turn has ended or crashed
-    overtaken: bool = False  # whether the newest slice began with a `RunTurn`, and nothing came here since
+    overtaken: bool = False  # whether a `RunTurn` began the newest slice, and this one got nothing since
     envelopes: list[EpisodeEnvelope] = field(default_factory=list)
 
     @property

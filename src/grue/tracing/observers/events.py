@@ -4,7 +4,7 @@ Each tool call that was sent to its server has one event `mcp_tool_call`, and on
 returned something. Each failed call has exactly one failure event: `mcp_tool_timeout`, `mcp_tool_skipped` or,
 if it returned an error, was rejected or denied, or its server died, `mcp_tool_error`.
 
-A turn that offers tools, or each part of one that was parked, has one `mcp_session_started` and, when it
+A turn that offers tools, or each part of a parked turn, has one `mcp_session_started` and, when it
 completes or fails, one `mcp_session_complete`. Its `tool_calls_count` and `tools_used` cover only sent calls.
 
 Source: R7.1-3, P21, P28-30

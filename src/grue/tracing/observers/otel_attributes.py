@@ -1,7 +1,7 @@
 """The names and attributes of spans, by OpenTelemetry's semantic conventions for GenAI and MCP.
 
-Attributes that a sampler reads, such as the model, are set when a span begins, unless the trace names them
-only later. `tests/support/genai_conventions.py` has the conventions' tables of attributes.
+Attributes that a sampler of spans reads, such as the model, are set when a span begins, unless the trace
+names them only later. `tests/support/genai_conventions.py` has the conventions' tables of attributes.
 """
 
 from collections.abc import Sequence

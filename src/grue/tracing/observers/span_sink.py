@@ -63,7 +63,7 @@ class SpanSink(ABC):
 
     @abstractmethod
     def open(self, event: SpanOpened, inside: Any) -> Any:
-        """Begin a span, and return the backend's object for it; `inside`: its parent's, or `None`."""
+        """Begin a span, and return the backend's object for it; `inside`: its parent's object, or `None`."""
 
     @abstractmethod
     def note(self, event: SpanNoted, span: Any) -> None:
@@ -105,8 +105,8 @@ def shown_history(
     sent: AsSent, *, whole: bool
 ) -> tuple[tuple[m.ConversationItem | m.AssistantReply, ...], int]:
     """Return the part of a conversation that a generation's span shows, and how many messages it lacks."""
-    # The part is the new messages and, if `whole`, the earlier system texts and those of the latest earlier
-    # messages that fit into `HISTORY_LIMIT` characters.
+    # The part is the new messages and, if `whole`, all earlier system texts and as many of the latest other
+    # messages as fit into `HISTORY_LIMIT` characters.
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:
         return new, len(earlier)

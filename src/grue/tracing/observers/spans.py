@@ -46,11 +46,11 @@ from grue.tracing.message_words import Verdict, crash_verdict, failure_words, no
 from grue.tracing.steps import StepBegan, StepTracker
 from grue.tracing.turn_slices import OwnMessages
 
-MOST_KEPT = 100  # conversations that are kept when a turn ends; the longest unused is forgotten first
+MOST_KEPT = 100  # most conversations kept when a turn ends; the least recently used go first
 
 
 class AsSent(Struct, frozen=True):
-    """The conversation up to and with a request to the model."""
+    """The conversation up to a request to the model, with the request's messages."""
 
     said: tuple[m.ConversationItem | m.AssistantReply, ...]  # oldest first
     fresh: int  # how many messages at the end of `said` are new in this request
@@ -145,7 +145,7 @@ class Conversations:
             del self._talks[next(iter(self._talks))]
 
     def _talk(self, name: m.ConversationId) -> _Talk:
-        # Not in `_talks` is, for example, the conversation of a server's request (sampling).
+        # The conversation of a server's request (sampling), for example, is not in `_talks`.
         return self._talks.get(name) or _Talk()
 
 
