@@ -35,7 +35,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
     """The result of a run; written to `result.json` if the run has a folder.
 
     Attributes:
-        reason: Why the run ended; `detail` says it in a sentence for people.
+        reason: Why the run ended; `detail` says it in words for people.
         answer: The answer of the model's `finish` action; empty if there was none.
         responses: The texts of the model's `respond` actions, without those that were not carried out.
         notes: The same for the model's `note` actions.

@@ -40,7 +40,7 @@ class SkillResource(Struct, frozen=True):
 
 
 class ServedSkill(Struct, frozen=True, kw_only=True):
-    """A skill that a server lists; `uri` is that of its `SKILL.md`, and `files` are all its files."""
+    """A skill that a server lists; `uri` is that of its `SKILL.md`, and `files` has all its files by path."""
 
     server: str
     uri: str

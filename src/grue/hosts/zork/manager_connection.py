@@ -212,7 +212,7 @@ def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
 
 
 _REPORT_S = 0.45
-"""Seconds after the start-up limit in which `connect_session`, which applies it too, can report a failure."""
+"""Seconds for `connect_session`, which applies the start-up limit too, to report that it was missed."""
 
 
 class OverriddenManagerConnection(ManagerConnection):

@@ -56,8 +56,8 @@ class Interpreter(Struct, frozen=True, kw_only=True):
 class InterpreterProcess:
     """A running interpreter with one story, in a process group of its own.
 
-    The story may read and write files only in a temporary folder. The process and the folder go at `close`,
-    when this object is garbage-collected, or when Python exits.
+    The story may read and write files only in a temporary folder. The process is killed and the
+    folder removed at `close`, when this object is garbage-collected, or when Python exits.
     """
 
     def __init__(self, interpreter: Interpreter, story: Path, *, seed: int) -> None:
