@@ -20,7 +20,7 @@ from grue.hosting import ConfinedFolder
 from grue.hosts.skill_agent import facts
 from grue.hosts.skill_agent.actions import MCP_CALL, ActionContext, McpCall
 from grue.hosts.skill_agent.approval import Judge, JudgedAction
-from grue.hosts.skill_agent.prompt import SILENT, changed_tools, next_text, results_text
+from grue.hosts.skill_agent.prompt import SILENT, changed_tools, last_list, next_text, results_text
 from grue.hosts.skill_agent.registry import ActionReply, PlannedAction, StepExecutionResult, StepStatus
 from grue.hosts.skill_agent.run import Run, RunPast, error_text
 from grue.protocol.tools import results as tool_results
@@ -150,8 +150,8 @@ class DecisionLoop:
         self._conversation = conversation
         self._judge = judge
         self._steps = StepRunner(run)
-        # The text that last told the model which tools there are; after a resumption, the system text again.
-        self._shown = conversation.system
+        said = (each.text for each in conversation.history if isinstance(each, m.UserText))
+        self._shown = last_list(conversation.system, said)
         self._plan: facts.ActionsPlanned | None = None if past is None else past.plan
         self._last_turn = 0 if past is None else past.last_turn
         self._begun = 0 if past is None else past.begun

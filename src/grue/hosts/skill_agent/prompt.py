@@ -9,6 +9,7 @@ from grue.hosts.skill_agent.registry import ActionType, StepExecutionResult
 from grue.hosts.skill_agent.skills import Skill
 
 _INTERRUPTED = "The run was interrupted, and goes on now. If you have replied since, that reply is lost."
+_CHANGED, _GONE = "The tools have changed.", "There are no MCP tools any more."
 SILENT = frozenset({"respond", "note", "finish"})
 """Actions whose outputs the model is not shown, because the model wrote these texts."""
 
@@ -60,8 +61,13 @@ def changed_tools(tools: Iterable[McpToolInfo], system: str) -> str:
     """Return a text that says which `tools` there are now; empty if the text `system` lists the same."""
     section = _mcp_section(tools)
     if section:
-        return "" if section in system else f"The tools have changed.\n\n{section}"
-    return "There are no MCP tools any more." if "\nMCP_TOOLS:\n" in system else ""
+        return "" if section in system else f"{_CHANGED}\n\n{section}"
+    return _GONE if "\nMCP_TOOLS:\n" in system else ""
+
+
+def last_list(system: str, texts: Iterable[str]) -> str:
+    """Return the last text that told the model which tools there are: one of `texts`, or else `system`."""
+    return [system, *(text for text in texts if {_CHANGED, _GONE} & {*text.split("\n\n")})][-1]
 
 
 def next_text(text: str, changed: str, *, resumed: bool) -> str:

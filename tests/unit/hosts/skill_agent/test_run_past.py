@@ -145,6 +145,19 @@ def test_changed_tools_are_told(tmp_path: Path) -> None:
     assert result.succeeded
 
 
+@pytest.mark.slow
+def test_a_call_that_was_decided_after_the_model_had_read_of_the_change_is_made(tmp_path: Path) -> None:
+    cut(tmp_path, until(whole(tmp_path), "skillagent.StepEnded"))
+    server = FakeToolServer("cave")
+    server.answers("look", "dark")
+    resume(tmp_path, act(call("look")), act(finish()), servers={"cave": server})
+    lines = [json.loads(line) for line in (tmp_path / "run" / "trace.jsonl").read_text().splitlines()]
+    cut(tmp_path, until(lines, "TurnCompleted", turn=2))
+    result, llm = resume(tmp_path, act(finish()), servers={"cave": server})
+    assert [step.status for step in result.steps if step.action == "mcp_call"] == ["completed"]
+    assert "The tools have changed." not in str(llm.requests[0].messages[-1]["content"])
+
+
 def test_what_cannot_be_resumed_says_why(tmp_path: Path) -> None:
     whole(tmp_path)
     with pytest.raises(TraceError, match=r"it is over \(the task is done\)"):
