@@ -455,7 +455,7 @@ class LlmActor(Actor[m.LlmCommand]):
                 assert_never(envelope.body)
 
     async def _outcome(self, asked: _Asked) -> Reply | m.LlmFailure:
-        """Ask the current model; if it fails, and `moves_on` returns true, ask the next fallback model."""
+        """Ask the current model; if it fails, and `moves_on` returns true, ask others of the chain."""
         tried: list[LlmEndpoint] = []
         while True:
             outcome = await asked.asking.outcome()
@@ -562,7 +562,7 @@ class LlmActor(Actor[m.LlmCommand]):
     def _leave_without_tools(
         self, command: m.RequestCompletion, now_s: float, say: Callable[[m.LlmNote], object]
     ) -> None:
-        """As the current model takes no tools, go on to a fallback model that does, if there is one."""
+        """As the current model takes no tools, go on to a model of the chain that does, if there is one."""
         following, left = self._chain.first(now_s, tools=True), self._endpoint.asked()
         if following is not self._endpoint and following.takes_tools:
             self._endpoint = following

@@ -501,7 +501,7 @@ class HostTurn(Generic[T]):
     is_resumed = False
     waits = False
     record: TurnsPast | None = None  # the recorded beginning of a fork, or of a turn that has waited
-    earlier: EarlierResults | None = None  # a fork's tool results of earlier turns
+    earlier: EarlierResults | None = None  # in a fork: finds the tool results of earlier turns
     begun: History | None = None  # the entries that a resumed turn added before it was resumed
     started_by: m.RunTurn | None = None  # made from the recorded `RunTurn`; `None`: `command` makes it
 

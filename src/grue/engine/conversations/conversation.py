@@ -126,8 +126,8 @@ class Conversation(Closing):
         Args:
             path: The trace, or the run folder that holds it.
             runner: Runs the conversation's further turns.
-            name: The conversation's id; `None`: the conversation that was continued last. `turn-3` continues
-                turn 3, if that turn belonged to no conversation.
+            name: The conversation's id; `None`: that of the last turn. `turn-3` continues turn 3, if that
+                turn belonged to no conversation.
 
         Raises:
             TraceError: The trace cannot be read.

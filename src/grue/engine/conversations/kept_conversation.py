@@ -212,8 +212,8 @@ class KeptConversation:
         self._file: conversation_file.ConversationFile | None = None
         self._unwritten: list[bytes] = []
         self._failed: ConversationError | None = None
-        self._first: WireProfile  # the profile of the current turn's model; the next field is its endpoint
-        self._endpoint: LlmEndpoint | None
+        self._first: WireProfile  # the lender's profile when the current turn began
+        self._endpoint: LlmEndpoint | None  # that of the current turn's runner
         self._in_ask = threading.Lock()
         self._in_turn = threading.Lock()
 

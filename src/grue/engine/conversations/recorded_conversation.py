@@ -399,7 +399,7 @@ class RecordedTurn:
 
     @property
     def parked(self) -> m.TurnParked | None:
-        """How the turn was parked, if it is; also if a server did not start when it was resumed."""
+        """How the turn is parked; `None`: it is not. A resumed turn stays so if a server does not start."""
         match self.end:
             case m.TurnParked() as parked:
                 return parked

@@ -202,7 +202,7 @@ def _going_on(
 
 
 def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
-    """Raise `MCPError` if the runner lacks a server of the turn or a `lender`, or `answer` does not fit."""
+    """Raise `MCPError` if the runner's servers, its `llm` or `answer` do not fit the turn `command`."""
     missing = [name for name in command.servers if name not in settings.wiring.servers]
     if missing:
         raise MCPError(f"Turn {command.turn} uses servers that this runner lacks: {', '.join(missing)}.")
