@@ -187,6 +187,11 @@ class AgentActor(Actor[m.TurnEvent]):
         return await self.mailbox.receive()
 
     async def _wind_up(self) -> None:
+        if self._asked is None and len(self.mailbox):
+            with anyio.CancelScope(shield=True):
+                unread = await self.mailbox.receive()
+            if isinstance(unread.body, m.RunTurn):  # has no effect; record why the trace lacks the turn's end
+                self._note(m.TurnInterrupted(reason="cancelled"), sender="supervisor")
         if self._asked is None or not isinstance(self._asked.body, m.RunTurn):
             return
         limits = self._asked.body.limits

@@ -207,7 +207,7 @@ def _ending(stats: EpisodeStats) -> str:
     if stats.hosted:
         return f"{after}; its host recorded no end: it was killed, or is still running"
     if stats.turns.outcomes.get("unfinished"):
-        return f"{after}, in the middle of a turn: its program was killed, or is still running"
+        return f"{after}, in the middle of a turn: it was cancelled, its program was killed, or it still runs"
     return after if stats.messages else f"{after}; nothing was recorded"
 
 

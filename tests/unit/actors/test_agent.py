@@ -301,6 +301,14 @@ async def test_an_agent_cancelled_before_it_was_asked_has_nothing_to_close() -> 
     assert stage.of(TurnInterrupted, CloseSession) == []
 
 
+async def test_a_turn_cancelled_before_the_agent_has_read_it_is_interrupted_in_the_trace() -> None:
+    stage = Stage(run("a"))
+    await cancelled(stage, lambda: bool(stage.of(RunTurn)))
+    (interrupted,) = stage.of(TurnInterrupted)
+    assert (interrupted.sender, interrupted.body.reason) == ("supervisor", "cancelled")
+    assert stage.of(OpenSession, CloseSession) == []
+
+
 async def test_a_group_that_ends_in_the_middle_of_a_turn_is_a_mistake() -> None:
     stage = Stage(run("a"), HANG)
 
