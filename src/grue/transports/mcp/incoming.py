@@ -38,12 +38,14 @@ _BATCH = (
 _ID = rb'"id"\s*:\s*(-?[0-9]{1,18}|"[^"\\]{1,100}")'
 _VERSION = rb'"jsonrpc"\s*:\s*"2\.0"'
 _ID_AT_START = re.compile(rb"\s*\{\s*(?:" + _VERSION + rb"\s*,\s*)?" + _ID + rb'\s*,\s*"(?:result|error)"')
+_RESULT_AT_START = re.compile(rb'\s*\{\s*"(?:result|error)"')
 _ID_AT_END = re.compile(rb"[{,]\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?\}\s*$")
 
 
 def read_message(line: bytes) -> types.JSONRPCMessage | None:
     """Return the message of a line, an error in place of an unusable answer, or `None` for anything else."""
-    return _message_of(_decode(without_mark(line)))
+    value = _decode(without_mark(line))
+    return _refusal_of_text(line) if value is None else _message_of(value)
 
 
 def without_mark(text: bytes) -> bytes:
@@ -57,7 +59,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
         return read_message(line)
     # A thread helps, because `json_value`, most of the work in `_decode`, is Python code.
     value = await aside(_decode_partly if values_in(line) > MAX_VALUES else _decode, without_mark(line))
-    return _message_of(value)
+    return _refusal_of_text(line) if value is None else _message_of(value)
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
@@ -86,6 +88,16 @@ def refusal_of(value: object) -> types.JSONRPCError | None:
     return _refusal(
         value.get("id"), f"The server's answer is not usable: {member} is {_shown(value.get(member))}"
     )
+
+
+def _refusal_of_text(line: bytes) -> types.JSONRPCError | None:
+    """Return the error to deliver in place of an answer that cannot be decoded, if it begins as one."""
+    # A line of a log may end as an answer does, so the id at the end counts only after such a beginning.
+    found = _ID_AT_START.match(line) or (_RESULT_AT_START.match(line) and _ID_AT_END.search(line))
+    if not found:
+        return None
+    text = "The server's answer is not usable: it is not JSON, or too deeply nested"
+    return _refusal(msgspec.json.decode(found[1]), text)
 
 
 def values_in(text: bytes) -> int:

@@ -61,6 +61,23 @@ def test_an_unusable_answer_becomes_an_error_for_its_request(members: bytes) -> 
     assert "not usable" in message.error.message
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"jsonrpc":"2.0","id":7,"result":{"content":[}}',
+        b'{"result":{"content":[},"jsonrpc":"2.0","id":7}',
+        b'{"id":7,"result":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"id":7,"error":{"code":1,"message":"\\ud800","data":[' + b"1," * MAX_VALUES + b"1]}}",
+    ],
+    ids=["broken", "id_at_the_end", "deep", "large_with_a_lone_surrogate"],
+)
+def test_an_answer_that_cannot_be_decoded_becomes_an_error_for_its_request(line: bytes) -> None:
+    message = anyio.run(read_any_message, line)
+    assert isinstance(message, JSONRPCError)
+    assert message.id == 7
+    assert "not usable" in message.error.message
+
+
 def test_a_batch_is_an_error_for_the_answer_in_it() -> None:
     notice, answer = (
         b'{"method":"notifications/message","params":{}}',
@@ -88,6 +105,8 @@ def test_a_batch_is_an_error_for_the_answer_in_it() -> None:
         b'{"id":true,"result":null}',
         b'{"id":true,"result":{}}',
         b'{"id":1.5,"result":{}}',
+        b'sent {"result":{},"jsonrpc":"2.0","id":7}',
+        b'{"method":"x","params":{"a":[},"id":7}',
         b'{"method":"notifications/progress","params":{"progressToken":1,"progress":1' + b"0" * 400 + b"}}",
     ],
 )
