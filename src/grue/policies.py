@@ -41,7 +41,8 @@ NoticeKind: TypeAlias = Literal[
 ]
 """What a notice about a server (`ServerNoted`) reports.
 
-- `noise`: the server sent something that is not a JSON-RPC message, such as a line of its log on stdout.
+- `noise`: the server sent something that is not a JSON-RPC message, such as a line of its log on stdout; or
+  a process sent an answer to no request, such as an error with the id `null`.
 - `bad_tool`: a tool of the server, or a part of its listing, cannot be used and was left out; or the tools
   could not be listed again; or a pattern in the settings or the request matches no tool.
 - `bad_schema`: a tool's arguments or results are not checked: its schema is unusable, or they are too large.

@@ -183,7 +183,7 @@ CALLS: Sequence[Fault] = (
         modes=_LISTED,
     ),
     _calls("silent-at-call", "--silent-at", "call", became="timed_out", call_s=0.3, modes=_ONCE),
-    _calls("wrong-ids", "--wrong-id", became="timed_out", call_s=0.3),
+    _calls("wrong-ids", "--wrong-id", became="timed_out", call_s=0.3, notes=frozenset(["noise"])),
     _calls(
         "late-answers",
         "--late",

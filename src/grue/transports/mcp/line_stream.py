@@ -12,12 +12,15 @@ from grue.tool_sessions.server_requests import Notify
 from grue.transports.mcp.incoming import read_any_message, refusal_of_cut
 from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_large, encode_message
 
+_LONG_ID = 20  # digits
+
 
 class LineStream(MessageStream):
     """A stream of a process's lines. A line that is not a message, or is too large, is left out and reported.
 
-    An answer that is too large becomes an error for its request, if its id can be read. The stream breaks
-    after a line over `max_line_bytes`, or over `MAX_UNASKED` lines in a row that answer no request.
+    An answer that is too large becomes an error for its request, if its id can be read. An answer to no
+    request, such as an error with the id `null`, is reported. The stream breaks after a line over
+    `max_line_bytes`, or over `MAX_UNASKED` lines in a row that are no answers.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:
@@ -25,6 +28,7 @@ class LineStream(MessageStream):
         self._notify = notify
         self._max_message_bytes = max_message_bytes
         self._unasked = 0
+        self._last_id = 0  # of the requests sent, which the SDK numbers
         self._encoding = anyio.Lock()
         self.broken: str | None = None
 
@@ -54,11 +58,22 @@ class LineStream(MessageStream):
             self._notify("too_large", f"{cut}, and at most {self._max_message_bytes} are read")
             return refusal_of_cut(cut, self._max_message_bytes)
         message = await read_any_message(line)
-        if message is None and line.strip():
+        if line.strip() and (message is None or self._answers_nothing(message)):
             self._notify("noise", line[:500].decode("utf-8", "replace"))
         return message
 
+    def _answers_nothing(self, message: types.JSONRPCMessage) -> bool:
+        """Return whether a message is an answer to no request that was sent."""
+        if not isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+            return False
+        number = message.id
+        if isinstance(number, str) and len(number) < _LONG_ID and number.isdecimal():
+            number = int(number)  # as the SDK does
+        return not (isinstance(number, int) and number <= self._last_id)
+
     async def _send(self, item: SessionMessage) -> None:
+        if isinstance(item.message, types.JSONRPCRequest) and isinstance(item.message.id, int):
+            self._last_id = item.message.id
         try:
             self._process.send_line(await self._encoded(item.message))
         except anyio.BrokenResourceError:

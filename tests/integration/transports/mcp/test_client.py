@@ -112,6 +112,13 @@ async def test_noise_is_told(session: Session) -> None:
     assert "Server listening..." in session.noted("noise")
 
 
+async def test_an_answer_to_no_request_is_told(session: Session) -> None:
+    with pytest.raises(ToolTimedOutError):
+        await session.run(faulty("--wrong-id"), call_s=0.3)
+    (told,) = session.noted("noise")
+    assert '"id":"wrong-' in told.replace(" ", "")
+
+
 @pytest.mark.slow
 async def test_invalid_utf8_in_an_answer_is_replaced(session: Session) -> None:
     await session.run(faulty("--invalid-utf8"), call_s=5)
