@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 from msgspec import Struct
 
 from grue.errors import ActorCrashed, MCPError, TraceError
-from grue.runtime.loops.host_code import blame, ends_the_task, raised_by, single
+from grue.runtime.loops.host_code import blame, ends_the_task, in_words, raised_by, single
 from grue.runtime.trace.recorder import Envelope, Recorder
 
 M = TypeVar("M")
@@ -420,7 +420,7 @@ def raise_crash(actor: str, error: BaseException) -> Never:
     ):
         raise error
     whose = raised_by(error)
-    text = f"The actor '{actor}' crashed: {type(error).__name__}: {error}\n"
+    text = f"The actor '{actor}' crashed: {in_words(error)}\n"
     where = "The traceback of the cause shows where."
     if whose:
         text += f"Your own code raised it, in {whose}. {where}"
@@ -435,4 +435,4 @@ def describe_crash(actor: str, error: BaseException) -> ActorFailed:
     where = tuple(f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}" for frame in frames)
     whose = raised_by(error)
     in_ = f" (in {whose})" if whose else ""
-    return ActorFailed(actor=actor, error=f"{type(error).__name__}: {error}{in_}", where=where)
+    return ActorFailed(actor=actor, error=f"{in_words(error)}{in_}", where=where)

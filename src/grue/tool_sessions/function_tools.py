@@ -37,7 +37,7 @@ from grue.protocol.json_text import json_value, plain_value
 from grue.protocol.tools import results as tool_results
 from grue.runtime.actor import Note
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
-from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task, single
+from grue.runtime.loops.host_code import HostCodeFailed, ends_the_task, in_words, single
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.safe_text import beginning, plain_text
 from grue.tool_sessions.connection import ConnectionStatus, Listing
@@ -94,7 +94,7 @@ class Parameters:
         except msgspec.ValidationError as error:
             raise InvalidArgumentsError(str(error)) from error
         except Exception as error:  # raised by a validator or a default factory of the host
-            raise InvalidArgumentsError(_in_words(error)) from error
+            raise InvalidArgumentsError(in_words(error)) from error
         return given
 
     def _require_name(self, parameter: inspect.Parameter) -> None:
@@ -703,14 +703,7 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
         # Only a cancellation of this task and exceptions such as KeyboardInterrupt propagate.
         if ends_the_task(raised) or not isinstance(error, _RESULTS):
             raise
-        return tool_results.call_failed(_in_words(error))
-
-
-def _in_words(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - the exception's class may be the host's, and its `__str__` may fail
-        return type(error).__name__
+        return tool_results.call_failed(in_words(error))
 
 
 def _in_thread(call: functools.partial[Any]) -> Any:

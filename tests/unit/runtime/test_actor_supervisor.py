@@ -185,6 +185,21 @@ async def test_a_crash_is_one_flat_error_with_its_cause_and_cancels_the_others(
     assert failed.where[-1].endswith(" receive")
 
 
+async def test_an_exception_whose_text_fails_is_a_crash_like_any_other(
+    recorder: Seen, log: list[str]
+) -> None:
+    class UnreadableError(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    async def fail() -> None:
+        raise UnreadableError
+
+    with pytest.raises(ActorCrashed, match="The actor 'a' crashed: UnreadableError\n"):
+        await supervise(recorder, lambda group: start(group, "a", log, act=fail).ask("act", sender="host"))
+    assert [failed.error for failed in recorder.failures] == ["UnreadableError (in Scripted)"]
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt("own")])
 async def test_what_is_to_end_the_program_is_raised_itself_when_all_is_cleaned_up(
     recorder: Seen, log: list[str], error: BaseException

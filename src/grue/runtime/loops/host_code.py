@@ -12,7 +12,7 @@ class HostCodeFailed(Exception):  # noqa: N818 - named as the event; it never re
     """Wraps a callback's exception, so that, say, its `TimeoutError` is not taken for one of grue's own."""
 
     def __init__(self, error: BaseException, whose: str = "a callback of the host") -> None:
-        super().__init__(str(error))
+        super().__init__(in_words(error))
         self.error = error
         blame(error, whose)
 
@@ -92,3 +92,11 @@ def single(error: BaseException) -> BaseException:
                 error = leaving.exceptions[0]
             case _:
                 return error
+
+
+def in_words(error: BaseException) -> str:
+    """Return an exception's class and text; without the text if its `__str__` fails."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - the class may be the host's
+        return type(error).__name__
