@@ -176,7 +176,7 @@ def _tool_server(server: Server) -> ToolServer:
     except ValueError as error:  # an unclosed quotation mark
         raise MCPConfigError(f"The command of the MCP server cannot be split into words: {error}.") from error
     if not words:
-        raise MCPConfigError("The MCP server is an empty text: it is a URL, or a command with its arguments.")
+        raise MCPConfigError("The MCP server is empty: give a URL, or a command with its arguments.")
     return grue.StdioServer(name=MCP, command=words[0], args=tuple(words[1:]))
 
 
@@ -224,7 +224,7 @@ def invoke_mcp_tool(name: str, arguments: Mapping[str, object] | None = None) ->
         arguments: A JSON object; `None`: no arguments.
 
     Raises:
-        MCPError: An error of `list_mcp_tools`.
+        MCPError: An error of `list_mcp_tools`, or `arguments` is not a dictionary.
 
     Source: L12
     """

@@ -121,8 +121,11 @@ def test_a_url_or_a_command_is_enough(given: Any, server: object) -> None:
     assert _tool_server(given) == server
 
 
-@pytest.mark.parametrize(("text", "problem"), [("", "empty"), ("serve 'notes", "No closing quotation")])
-def test_a_text_that_is_no_command_is_refused(text: str, problem: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("", "server is empty"), ([], "server is empty"), ("serve 'notes", "No closing quotation")],
+)
+def test_a_text_that_is_no_command_is_refused(text: str | list[str], problem: str) -> None:
     with pytest.raises(MCPConfigError, match=problem):
         configure_mcp_client(text)
 
