@@ -40,8 +40,7 @@ class Tap(Protocol):
 
     def __call__(
         self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None
-    ) -> Envelope[Any]:
-        """Record a message, and return its envelope."""
+    ) -> Envelope[Any]: ...
 
 
 class Mailbox(Generic[M]):
@@ -313,7 +312,7 @@ class Supervisor:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> anyio.CancelScope:
-        """Run an actor in a new task; return its scope. `whole`: when it returns, the work of all is done."""
+        """Run an actor in a new task; return its scope. `whole`: once it returns, `MailboxClosed` is no crash."""
         scope = anyio.CancelScope()
         if not self._running:
             self._all_done = anyio.Event()

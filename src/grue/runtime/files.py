@@ -15,7 +15,7 @@ from typing import BinaryIO
 from grue.errors import MCPConfigError, MCPError, TraceError
 from grue.field_checks import shown
 
-MAX_LINE_BYTES = 512 * 2**20  # of a trace line or payload; enough for a batch's reply with all of it escaped
+MAX_LINE_BYTES = 512 * 2**20  # of a trace line or payload; a reply of 64 MiB fits, even wholly escaped
 _USUAL_LINE = 2**20
 _CHUNK = 2**20
 
@@ -92,7 +92,7 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
 
 
 def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Return the next line, with its newline if any; raises `OSError` if it exceeds `max_bytes` and 1 MiB."""
+    """Return the next line, with its newline if any; raises `OSError` over `max_bytes` (at least 1 MiB)."""
     text = file.readline(_USUAL_LINE)
     if len(text) < _USUAL_LINE or text.endswith(b"\n"):
         return text
@@ -183,10 +183,10 @@ def drafted(
 
 
 def locked(descriptor: int) -> bool:
-    """Lock an open file until it is closed; `False`: it is locked already. Without locks, return `True`."""
+    """Lock an open file until it is closed; `False`: it is locked already."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # without locks in the file system, go on, as every other process does
+    except OSError as error:  # if it is no `BlockingIOError`, the file system has no locks: go on
         return not isinstance(error, BlockingIOError)
     return True
 

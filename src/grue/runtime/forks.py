@@ -13,7 +13,7 @@ _objects: "weakref.WeakKeyDictionary[object, Callable[[Any], None]]" = weakref.W
 def here_and_in_children(method: Callable[[], None]) -> None:
     """Call a method now, and in every forked child in which its object still exists. One method per object.
 
-    Usually the method makes a new lock. It must not release the old lock: code in the child may hold that.
+    Usually the method makes a new lock. It must not release the old lock: code in the child may hold it.
     """
     assert isinstance(method, MethodType), "it is bound to its object"
     method()

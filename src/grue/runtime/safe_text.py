@@ -57,7 +57,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def plain_text(text: str) -> str:
-    r"""Return terminal output `written_out`, without escape sequences, and with `\n` for `\r\n`."""
+    r"""Return terminal output as `written_out` does, without escape sequences, and with `\n` for `\r\n`."""
     return written_out(_ESCAPE_SEQUENCE.sub("", text.replace("\r\n", "\n")))
 
 

@@ -93,7 +93,7 @@ class ToolConnection(Protocol):
     async def open(self, timeout_s: float) -> Listing:
         """Agree on a protocol version and list the tools; raises `ServerFailed`.
 
-        `timeout_s` counts from `__aenter__`, without its wait for `server_gate()` and the import of the SDK.
+        `timeout_s` counts from `__aenter__`, without its wait for `server_gate()` and the import of the MCP SDK.
 
         Source: R13.3
         """

@@ -5,8 +5,9 @@ that a session can be opened between two turns (`ahead`) or while the turn befor
 (`beside`), or serve several turns and calls outside turns (`kept`).
 
 A turn waits until all older processes are gone: before its first tool call, or at its end if it makes none.
-So the processes of at most three turns are alive. If a turn's session dies, a new one replaces it, and not
-the one that was started beside it: that server may have read files that the turn's calls have changed since.
+A cancelled turn may skip this, so a new process waits, too: only the processes of three turns may be alive.
+If a turn's session dies, a new one replaces it, and not the one that was started beside it: that server may
+have read files that the turn's calls have changed since.
 """
 
 import contextlib
@@ -262,7 +263,6 @@ class SessionPool:
 
     async def _wait_for_room(self, starting: PooledConnection) -> None:
         """Wait until all processes from three or more turns before the turn of `starting` have ended."""
-        # Cancelled turns do not wait for older processes. Without this wait, those of many turns may pile up.
         while old := [each for each in self._leaving if self._is_too_old(each, starting)]:
             await old[0].gone.wait()
 

@@ -237,7 +237,7 @@ class EpisodeLoop:
                 self._submitted.append((context, call, function))
                 self._wake()
         except BaseException:
-            call.interrupt()  # a signal handler of the host has raised, so nobody will wait for the call
+            call.interrupt()  # `submit` does not return the call, so nobody will wait for it
             raise
         return call
 

@@ -75,7 +75,7 @@ class GuardUnavailableWarning(RuntimeWarning):
 
 
 class HostGuard:
-    """The guard of this process. If it does not run, `start` and `watch` try to start it. Thread-safe."""
+    """The guard of this process. `start` or the first `watch` starts it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -274,7 +274,7 @@ class Recorder:
             )
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Call these functions with each further message of their type, unredacted; forget earlier ones."""
+        """Call these functions, in place of those set before, with each message of their type, unredacted."""
         self._watched = watched
 
     def record(
