@@ -40,7 +40,8 @@ class Tap(Protocol):
 
     def __call__(
         self, body: Any, *, sender: str, receiver: str, cause: int | None, reply_to: object = None
-    ) -> Envelope[Any]: ...
+    ) -> Envelope[Any]:
+        """Record a message, and return its envelope."""
 
 
 class Mailbox(Generic[M]):
@@ -312,7 +313,7 @@ class Supervisor:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> anyio.CancelScope:
-        """Run an actor in a new task; return its scope. `whole`: once it returns, `MailboxClosed` is no crash."""
+        """Run an actor in a new task; return its scope. `whole`: as the class docstring says."""
         scope = anyio.CancelScope()
         if not self._running:
             self._all_done = anyio.Event()

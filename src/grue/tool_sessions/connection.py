@@ -93,7 +93,7 @@ class ToolConnection(Protocol):
     async def open(self, timeout_s: float) -> Listing:
         """Agree on a protocol version and list the tools; raises `ServerFailed`.
 
-        `timeout_s` counts from `__aenter__`, without its wait for `server_gate()` and the import of the MCP SDK.
+        `timeout_s` counts from `__aenter__`, without the wait for `server_gate()` and the MCP SDK's import.
 
         Source: R13.3
         """

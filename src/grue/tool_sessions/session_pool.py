@@ -355,7 +355,7 @@ class LeasedConnection(_SessionUser):
 
     async def open(self, timeout_s: float) -> Listing:
         """Wait until the connection is open. If a prewarmed or kept connection is lost, open a new one."""
-        # `timeout_s` limits a new one. A prewarmed one has its own limit, which gives a better error.
+        # `timeout_s` limits the opening of a new one. A prewarmed one opens within its own limit.
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:
             return listing

@@ -80,7 +80,7 @@ class ExitWatch:
                 await anyio.wait_readable(self._source.fileno())
 
     def exited_within(self, limit_s: float) -> bool:
-        """Block for at most `limit_s` seconds; return whether the exit was seen. `close` ends the watch."""
+        """Block for at most `limit_s` seconds; return whether the exit was seen."""
         if self._seen:
             return True
         if self._source is None:

@@ -201,7 +201,8 @@ def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
 class TraceWriter(Closing):
     """Write a trace file that only its owner can read. Use it as an observer of a `Recorder`.
 
-    Thread-safe. A file lock, if the file system has locks, keeps other writers out. A forked child's writer is closed.
+    Thread-safe. A file lock keeps other writers out, unless the file system has no locks. A forked child's
+    writer is closed.
 
     Args:
         episode: Id of the episode, for the file's first line.
