@@ -29,7 +29,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for other servers.
         box: In words, what the server can reach from its sandbox; empty: the server has no sandbox.
-        last_request_id: The JSON-RPC id of the last tool call that was sent to an MCP server; empty: none.
+        last_request_id: The JSON-RPC id of the last tool call; empty: it was not sent to an MCP server.
     """
 
     alive: bool = True
@@ -66,7 +66,7 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class SeenListing(Struct, frozen=True):
-    """All tools that a server has listed, also those that `include` and `exclude` leave out."""
+    """The valid tools that a server has listed, also those that `include` and `exclude` leave out."""
 
     tools: tuple[m.ToolDefinition, ...]
     protocol_version: str = ""  # empty: not known

@@ -36,7 +36,7 @@ class ElicitationRequest(Struct, frozen=True):
 
     message: str  # untrusted
     schema: m.JsonObject | None  # the answer's schema; `None`: the user is to visit the URL in `message`
-    server: m.ServerName  # the name with its prefix, such as `mcp.crm`; show it to the user
+    server: m.ServerName  # such as `crm`, or `mcp.crm` in the agent loop; show it to the user
 
 
 Sample: TypeAlias = Callable[[SamplingRequest], Awaitable[Sampled | Declined]]
