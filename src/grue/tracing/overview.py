@@ -101,8 +101,9 @@ class Overview(Struct, kw_only=True):
         what = f"turn {forked.turn} of {forked.episode}{changed}"
         self.forks = (*self.forks, printable(what, _CHARS))
         self.turns = len(self.forks)
+        self.failed.discard(forked.turn)
         if self.turns == 1:
-            self.failures = 0
+            self.failures, self.failed = 0, set()
 
     def _end(self, ended: EpisodeEnded) -> None:
         self.ending = printable(ended.reason, _CHARS)

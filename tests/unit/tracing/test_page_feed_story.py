@@ -8,7 +8,17 @@ from msgspec.structs import replace
 from story_traces import full_story
 from viewer_traces import small_episode
 
-from grue.messages import CompletionReceived, RunTurn, TurnCompleted, TurnForked, Usage
+from grue.messages import (
+    CompletionReceived,
+    NoAnswer,
+    Resumption,
+    RunTurn,
+    TurnCompleted,
+    TurnFailed,
+    TurnForked,
+    TurnParked,
+    Usage,
+)
 from grue.tracing.facts import Fact
 from grue.tracing.overview import Overview
 from grue.tracing.page_feed import PageFeed, Passage, StoryTeller
@@ -106,6 +116,20 @@ def test_the_overview_counts_a_fork_and_not_the_turns_that_it_repeats(tmp_path: 
     assert (overview.requests, overview.tool_calls, overview.usage) == (
         0, 0, Usage(input_tokens=14, cost_usd=1.0),
     )  # fmt: skip
+
+
+def test_the_overview_keeps_a_resumed_fork_apart_from_a_failed_turn(tmp_path: Path) -> None:
+    overview = Overview()
+    (envelope, *_) = open_episode(full_story(tmp_path / "trace.jsonl"))
+    failed = TurnFailed(turn=3, failure=NoAnswer(reason="no text"))
+    forked = TurnForked(trace="t", episode="e", turn=3, at=9)
+    parked = TurnParked(turn=3)
+    resumed = RunTurn(turn=3, system="", user="", resumed=Resumption(parked=parked))
+    counts = []
+    for body in (failed, forked, parked, resumed, failed, forked, parked, resumed):
+        overview.see(replace(envelope, body=body))
+        counts.append(overview.failures)
+    assert counts == [1, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_the_page_says_which_turns_are_forked_and_which_messages_are_copied(tmp_path: Path) -> None:
