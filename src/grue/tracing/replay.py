@@ -310,8 +310,8 @@ class Connections:
     """The connection state of each server between turns, as far as the trace shows it."""
 
     def __init__(self) -> None:
-        # The servers whose last start made its turn fail. The trace does not show their state after that:
-        # `Untried`, or as before, if the host went on in a process in which the server had connected.
+        # The servers whose last start made its turn fail. The trace does not show their later state: it is
+        # `Untried` or, if the host's process had connected to the server earlier, as it was before.
         self.unsure: set[m.ServerName] = set()
         self._known: dict[m.ServerName, conn.Settled] = {}
         self._recorded: dict[m.ServerName, conn.Settled] = {}
