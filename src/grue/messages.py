@@ -232,7 +232,7 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
             or the arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or a
             person, or nobody has answered the question), `interrupted` (sent by a process that was killed:
             the call may have taken effect).
-        iteration: How many replies to requests with tools had tool calls, this call's reply included.
+        iteration: How many replies to requests with tools had tool calls, counted up to this call's reply.
         duration_s: How long the call took; `None`: not sent, or `interrupted`.
         changed_arguments: The arguments that were sent instead of `arguments`, because a person changed them.
     """
@@ -732,8 +732,8 @@ class RequestCompletion(ToLlm, frozen=True, kw_only=True):
             out a last reply that no request has followed yet.
         clears: The agent can shorten the history. So before the LLM actor reports that the request is too
             long, it tries only a lower token limit for the reply or, at status 413, fewer images and files.
-        presumed: Servers are still starting, and may list other tools than the request offers. Then the agent
-            may drop the request (`DropCompletion`), before or after the reply has come.
+        presumed: Servers are still starting. If they fail, or list other tools than the request offers, the
+            agent may drop the request (`DropCompletion`), before or after the reply has come.
     """
 
     conversation: ConversationId

@@ -418,8 +418,8 @@ class Batching(Struct, frozen=True, kw_only=True):
     Attributes:
         folder: The folder for the stored requests, the batches' states and the turns' traces.
         most_items: The most requests of one batch; `None`: as many as the provider takes.
-        first_look_s: Seconds between the first two polls of the batches. Each later wait is 1.5 times as
-            long, up to `look_every_s`.
+        first_look_s: Seconds between two polls of the batches, at first and after replies have come. Each
+            further wait is 1.5 times as long, up to `look_every_s`.
         look_every_s: The longest wait between two polls, in seconds.
         patience_s: Give up when the provider has failed to answer for this many seconds. A later run with
             the same `folder` goes on from there.

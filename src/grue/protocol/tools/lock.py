@@ -81,7 +81,10 @@ def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrif
 def screen(
     pins: ServerPins, server: m.ServerName, tools: Tools, on_drift: OnToolDrift
 ) -> tuple[Tools, tuple[m.ToolDrifted, ...]]:
-    """Return the tools that `on_drift` allows, `trusted` if their annotations are approved, and the notes."""
+    """Return the tools that `on_drift` allows, and notes about those that differ from their pins.
+
+    Unless `on_drift` is `ignore`, tools whose annotations are approved are marked as `trusted`.
+    """
     if on_drift == "ignore":
         return tools, ()
     found = drift(pins, tools)

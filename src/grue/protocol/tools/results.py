@@ -232,7 +232,7 @@ def timed_out(timeout_s: float) -> m.ToolCallResult:
 
 
 def call_failed(cause: str) -> m.ToolCallResult:
-    """Return the result of a call that failed before the tool could answer."""
+    """Return the result of a call that failed because of `cause`."""
     return failure(f"Tool call failed: {cause}")
 
 
