@@ -1,6 +1,6 @@
 """The errors that host programs catch, under one root.
 
-The root is called `MCPError` because host programs catch that name.
+The root keeps the name `MCPError`, which existing host programs catch.
 """
 
 from collections.abc import Sequence

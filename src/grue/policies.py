@@ -12,7 +12,7 @@ from grue.field_checks import OwnKeywords, check_settings, shown
 
 # --- Types that allow only certain words
 #
-# For a new word, mypy names places that have to handle it. Never remove a word: old traces contain it.
+# If you add a word, mypy names places that have to handle it. Never remove a word: old traces contain it.
 
 ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "died"]
 """How a server process ended.
@@ -255,7 +255,7 @@ class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def change(self, arguments: dict[str, object]) -> ApprovalDecision:
         """Return the decision to make the call with other arguments. The model is told these arguments.
 
-        Arguments that do not fit `input_schema` are refused later, by the runner.
+        Arguments that do not fit `input_schema` are refused later, not here.
         """
         return self._decision(verdict="change", arguments=arguments)
 

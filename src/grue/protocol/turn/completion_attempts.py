@@ -26,7 +26,8 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
   a row up to 15 minutes, or for longer (at most a day) if its endpoint asks for it. After the pause it is
   tried again, but without retries until it has answered.
 - A turn begins with the first model that is not paused, and stays with the model that has answered. Within a
-  request each model is asked at most once, the paused ones last; with tools, only models that can call them.
+  request each model is asked at most once, paused ones last, and with tools only those that can call any (if
+  one can).
 """
 
 from __future__ import annotations
