@@ -201,7 +201,7 @@ def configure_mcp_client(server: Server) -> None:
 def list_mcp_tools() -> tuple[m.ToolDefinition, ...]:
     """Return the server's tools; blocking. Connect to the server if no session is open.
 
-    The tools' full names are `mcp.TOOL`.
+    The `name` of each is `mcp.TOOL`.
 
     Raises:
         MCPConfigError: No server is configured, or `GRUE_MCP_SERVER` cannot be used.
