@@ -110,7 +110,7 @@ class ImageTable:
         self._chars = 0
 
     def take_out(self, body: bytes) -> bytes:
-        """Return a message's JSON. A base64 image becomes `REFERENCE` and an id or, if too large, a note."""
+        """Return a message's JSON. A base64 image becomes `REFERENCE` and an id or, without room for it, a note."""
         return _IMAGE.sub(self._reference, body) if len(body) > _SHORTEST else body
 
     def _reference(self, found: re.Match[bytes]) -> bytes:

@@ -279,8 +279,8 @@ def same_redacted(one: str, other: str) -> bool:
         return False
     if first[:kept] == second[:kept]:
         return True
-    # One text may have been cut in the middle of a secret, where the other text has a placeholder, or the
-    # beginning of one. So compare the texts up to the start of a placeholder that only one of them has.
+    # One text may have been cut within a secret for which the other text has a placeholder, whole or cut. So
+    # compare the texts up to the start of a placeholder that only one of them has.
     halved = set(_placeholders(first)) ^ set(_placeholders(second))
     return any(first[:start] == second[:start] for start in halved if start <= kept)
 
