@@ -110,7 +110,7 @@ class ImageTable:
         self._chars = 0
 
     def take_out(self, body: bytes) -> bytes:
-        """Return a message's JSON. A base64 image becomes `REFERENCE` and an id or, without room for it, a note."""
+        """Return a message's JSON. Base64 images become `REFERENCE` and an id or, without room, a note."""
         return _IMAGE.sub(self._reference, body) if len(body) > _SHORTEST else body
 
     def _reference(self, found: re.Match[bytes]) -> bytes:
