@@ -1,5 +1,6 @@
 """What a fork changes, what it refuses, and that it calls no tool unless it is told to."""
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -69,8 +70,10 @@ from grue.messages import (
     TurnForked,
     TurnParked,
 )
-from grue.policies import Misses
+from grue.policies import Keep, Misses
 from grue.protocol.turn.prices import Spent
+from grue.runtime.loops import sync_edge
+from grue.runtime.loops.sync_edge import BlockingInsideEventLoopWarning
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import (
     LlmReply,
@@ -212,6 +215,19 @@ def test_a_fork_is_refused_if_the_budget_is_spent(
         with pytest.raises(BudgetSpent, match=r"Turn 1 cannot be forked: .* 2 of 2 requests"):
             each.fork(recorded)
     assert server.requests == []
+
+
+@pytest.mark.parametrize("keep", ["nothing", "loop"])
+def test_inside_an_event_loop_a_fork_recommends_a_thread(
+    server: ScriptedLlmServer, recorded: Path, keep: Keep
+) -> None:
+    async def web_view() -> int:
+        with Runner(llm=server.settings, keep=keep) as each:
+            return each.fork(recorded).requests
+
+    sync_edge._warned.clear()
+    with pytest.warns(BlockingInsideEventLoopWarning, match=r"Use asyncio\.to_thread instead"):
+        assert asyncio.run(web_view())
 
 
 @pytest.mark.slow

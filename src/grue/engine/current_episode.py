@@ -25,7 +25,7 @@ from grue.runtime.forks import here_and_in_children
 from grue.runtime.loading import importing
 from grue.runtime.loops import interrupts
 from grue.runtime.loops.loop_thread import Call, EpisodeLoop, ErrorTexts
-from grue.runtime.loops.sync_edge import run_blocking, warn_if_blocking
+from grue.runtime.loops.sync_edge import IN_A_THREAD, run_blocking, warn_if_blocking
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Recorder
 from grue.transports.llm.endpoint import LlmEndpoint
@@ -78,7 +78,7 @@ class Episode:
         """Submit work and wait for its end. Ctrl-C cancels it; a second one kills the episode's processes."""
         self.loop.loop_thread.refuse_waiting()
         if not beside:
-            warn_if_blocking("Runner.run_turn_async")
+            warn_if_blocking(IN_A_THREAD)
         with interrupts.defer_interrupts():
             return self.submit(work, beside=beside).wait(force_kill=self._registry.kill_now)
 
@@ -301,7 +301,7 @@ class CurrentEpisode:
                 lambda: self._until_closed(work, resources),
                 on_exit=resources.registry.kill_leftovers,
                 force_kill=resources.registry.kill_now,
-                twin="Runner.run_turn_async",
+                twin=IN_A_THREAD,
             )
         except interrupts.WorkInterrupted:
             raise TurnCancelled(ErrorTexts().ended_early) from None

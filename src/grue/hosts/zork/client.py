@@ -31,7 +31,7 @@ from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.protocol.chat_wire.profiles import supports_tool_calling, tool_support_error
 from grue.protocol.chat_wire.wire_format import Choice, Reply
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
-from grue.runtime.loops.sync_edge import run_blocking
+from grue.runtime.loops.sync_edge import IN_A_THREAD, run_blocking
 
 
 class CompletionError(LLMError):
@@ -178,7 +178,7 @@ class LLMClient:
         outcome = run_blocking(
             functools.partial(self._outcome, endpoint, conversation, mode, choice),
             on_exit=lambda: None,
-            twin="a thread, such as asyncio.to_thread gives",
+            twin=IN_A_THREAD,
         )
         if endpoint.profile != endpoint.first_profile:
             # Remember for later requests what the endpoint accepts.

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 # All greenlets share one event loop. A task that blocks the loop also stops the work that it waits for.
 WAITS_FOR_ITSELF = "Under gevent this call would wait for itself: an event loop runs it. Use {instead}."
+IN_A_THREAD = "asyncio.to_thread"  # recommended to callers of methods that have no async twin
 
 
 class BlockingInsideEventLoopWarning(UserWarning):
@@ -55,7 +56,7 @@ def run_blocking(
     try:
         if warn_if_blocking(twin):
             if threads_are_greenlets():
-                raise MCPError(WAITS_FOR_ITSELF.format(instead=twin))
+                raise MCPError(WAITS_FOR_ITSELF.format(instead=_twin_called() or twin))
             return _run_in_thread(function)
         if interrupts.in_main_thread():
             return interrupts.run_in_main_thread(function, force_kill, run_loop)
@@ -141,11 +142,12 @@ def warn_if_blocking(twin: str) -> bool:
 
 
 def _twin_called() -> str:
-    """Return `CLASS.METHOD_async` of the outermost method of grue in the stack that has an async twin."""
+    """Return `CLASS.METHOD_async` of the method of grue that was called; empty if it has no async twin."""
     twin, frame = "", inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith("grue."):
-        owner, name = type(frame.f_locals.get("self")), f"{frame.f_code.co_name}_async"
-        twin = f"{owner.__name__}.{name}" if hasattr(owner, name) else twin
+        if "self" in frame.f_locals:  # a method, and no decorator's function
+            owner, name = type(frame.f_locals["self"]), f"{frame.f_code.co_name}_async"
+            twin = f"{owner.__name__}.{name}" if hasattr(owner, name) else ""
         frame = frame.f_back
     return twin
 
