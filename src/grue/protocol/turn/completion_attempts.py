@@ -25,9 +25,8 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
 - A model that has failed in such a way is paused (a circuit breaker): for 30 s, doubled with each failure in
   a row up to 15 minutes, or for longer (at most a day) if its endpoint asks for it. After the pause it is
   tried again, but without retries until it has answered.
-- A turn begins with the first model that is not paused, and stays with the model that has answered. Within a
-  request each model is asked at most once, paused ones last, and with tools only those that can call any (if
-  one can).
+- A turn begins with the first model that is not paused, and stays with the model that has answered. A request
+  goes to each model at most once, to paused ones last, and with tools only to those that take them, if any.
 """
 
 from __future__ import annotations
