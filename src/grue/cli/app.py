@@ -321,8 +321,9 @@ def add(
     mcp_tools.lock.
 
     If an environment variable that the server needs is not set, the command only
-    writes the entry. If it does not approve the tools, it prints what to do. If
-    the server does not start, its entry remains, and the exit status is 1.
+    writes the entry. If mcp_config.json has other servers but no mcp_tools.lock,
+    it approves no tools. In both cases it prints what to do. If the server does
+    not start, its entry remains, and the exit status is 1.
 
     If a server's description asks for an API key, mcp_config.json gets the name
     of an environment variable, such as ${API_KEY}. In place of a key in ARGUMENTS
