@@ -260,7 +260,7 @@ def test_a_registry_is_asked_for_the_server_that_was_named(tmp_path: Path) -> No
         added = grue("add", "io.github.me/weather", "--yes", cwd=tmp_path)
         assert servers(tmp_path) == {"weather": {"type": "streamable-http", "url": "http://127.0.0.1:9/mcp"}}
         assert added.returncode == 1  # nothing listens there
-        assert "It is written, and did not start" in added.stderr
+        assert "The entry is written, but the server did not start" in added.stderr
         for name, problem in [
             ("io.github.me/weather@1", "has deleted this server"),
             ("io.github.me/weather@3", "answered with status 302"),

@@ -245,7 +245,7 @@ def _approved(name: str, path: Path, with_file: str) -> bool:
         found = client.connect(name)[name]
     if isinstance(found, m.ServerFailure):
         why = failure_text(client.recorder.redacted_body(found))
-        say(f"grue: It is written, and did not start: {why}", err=True)
+        say(f"grue: The entry is written, but the server did not start: {why}", err=True)
         say(f"To take it out again: {GRUE} remove {shlex.quote(name)}{with_file}", err=True)
         return False
     without_secrets = client.recorder.redacted_body(found)

@@ -265,7 +265,8 @@ def _by_signs(found: Comparison) -> Iterable[str]:
     yield f"B is better in {counted(found.better, what)}, worse in {found.worse:,}, equal in {equal:,}."
     by = f"(p = {found.chance:.2g}, sign test)"
     if found.verdict == "cannot be told":
-        yield f"It cannot be told whether A or B is better in {found.score}: the difference may be chance {by}."
+        what = f"whether A or B is better in {found.score}"
+        yield f"It cannot be told {what}: the difference may be chance {by}."
     else:
         yield f"B is {found.verdict} in {found.score}: chance alone seldom gives that {by}."
 
