@@ -21,7 +21,7 @@ _CHUNK = 2**20
 
 
 def os_cause(error: Exception) -> str:
-    """Return the cause that an `OSError` names, also one without an `errno`, such as `shutil.Error`."""
+    """Return the cause that an `OSError` names; of an error that names none, its text or its class."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

@@ -59,7 +59,7 @@ class ToolTimedOutError(MCPError, TimeoutError):
 
 
 class ToolRefusedError(MCPError):
-    """The server answered a call with a JSON-RPC error, or grue did not send it or cannot use its answer."""
+    """The server answered a call with an error, or grue refused it, cancelled it or cannot use the answer."""
 
     # `code` is the server's JSON-RPC code, or else grue's; `details` is the error's `data`, untrusted.
 

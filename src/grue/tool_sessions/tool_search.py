@@ -93,7 +93,7 @@ class ToolIndex:
 
 
 class ToolSearcher:
-    """Answers `find_tools` (with at most `most` tools) and `call_tool`; `tools` returns the callable ones."""
+    """Answers `find_tools`, with at most `most` tools, and `call_tool`. `tools` returns the turn's tools."""
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:
         self._tools = tools
