@@ -194,7 +194,7 @@ def _described(entry: "os.DirEntry[str]") -> str:
     name = printable(entry.name, _NAME_CHARS)
     try:
         status = entry.stat(follow_symlinks=False)
-    except OSError:  # the file was removed meanwhile
+    except OSError:  # it was removed meanwhile, or this user may not look at it
         return name
     if stat.S_ISDIR(status.st_mode):
         return f"{name}/"

@@ -101,7 +101,7 @@ class Descendants:
             # again afterwards, because the id may have been given to another process meanwhile.
             if pid == self._pid or _mark_of(pid) != self._mark:
                 continue
-            with suppress(OSError):  # the process has exited, or this is the id of a thread
+            with suppress(OSError):  # it has exited, it is a thread, or no descriptor is left
                 pidfd = os.pidfd_open(pid)
                 if _mark_of(pid) == self._mark and not _exited(pidfd, 0):
                     found.append(pidfd)

@@ -105,7 +105,7 @@ def _open_source(pid: int) -> _Source | None:
     if sys.platform == "linux":
         try:
             return io.FileIO(os.pidfd_open(pid))
-        except OSError:  # the kernel is older than 5.3, or a sandbox forbids the call
+        except OSError:  # an old kernel (before 5.3), a sandbox that forbids the call, no descriptor left
             return None
     else:
         events = select.kqueue()

@@ -58,7 +58,7 @@ class Backlog:
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
                 self.calls.append(self._thread.submit(function))
-        except RuntimeError:  # Python starts no thread after the main thread has ended: use this one
+        except RuntimeError:  # no thread can start, as after the main thread has ended: use this one
             wait(list(self.calls))
             function()
 
