@@ -45,7 +45,7 @@ _ID_AT_END = re.compile(rb"[{,]\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?
 def read_message(line: bytes) -> types.JSONRPCMessage | None:
     """Return the message of a line, an error in place of an unusable answer, or `None` for anything else."""
     value = _decode(without_mark(line))
-    return _refusal_of_text(line) if value is None else _message_of(value)
+    return _refusal_of_text(without_mark(line)) if value is None else _message_of(value)
 
 
 def without_mark(text: bytes) -> bytes:
@@ -59,7 +59,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
         return read_message(line)
     # A thread helps, because `json_value`, most of the work in `_decode`, is Python code.
     value = await aside(_decode_partly if values_in(line) > MAX_VALUES else _decode, without_mark(line))
-    return _refusal_of_text(line) if value is None else _message_of(value)
+    return _refusal_of_text(without_mark(line)) if value is None else _message_of(value)
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
@@ -71,7 +71,7 @@ def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
         f"The server's answer is too large: {cut.size} bytes, and at most {limit} are read"
         " (ProcessLimits.max_message_bytes). Ask for less at a time."
     )
-    return _refusal(msgspec.json.decode(found[1]), text)
+    return _refusal(_decode(found[1]), text)
 
 
 def refusal_of(value: object) -> types.JSONRPCError | None:
@@ -97,7 +97,7 @@ def _refusal_of_text(line: bytes) -> types.JSONRPCError | None:
     if not found:
         return None
     text = "The server's answer is not usable: it is not JSON, or too deeply nested"
-    return _refusal(msgspec.json.decode(found[1]), text)
+    return _refusal(_decode(found[1]), text)
 
 
 def values_in(text: bytes) -> int:

@@ -66,10 +66,11 @@ def test_an_unusable_answer_becomes_an_error_for_its_request(members: bytes) -> 
     [
         b'{"jsonrpc":"2.0","id":7,"result":{"content":[}}',
         b'{"result":{"content":[},"jsonrpc":"2.0","id":7}',
+        b'\xef\xbb\xbf{"id":7,"result":[}',
         b'{"id":7,"result":' + b"[" * 200_000 + b"]" * 200_000 + b"}",
         b'{"id":7,"error":{"code":1,"message":"\\ud800","data":[' + b"1," * MAX_VALUES + b"1]}}",
     ],
-    ids=["broken", "id_at_the_end", "deep", "large_with_a_lone_surrogate"],
+    ids=["broken", "id_at_the_end", "mark", "deep", "large_with_a_lone_surrogate"],
 )
 def test_an_answer_that_cannot_be_decoded_becomes_an_error_for_its_request(line: bytes) -> None:
     message = anyio.run(read_any_message, line)
@@ -107,6 +108,8 @@ def test_a_batch_is_an_error_for_the_answer_in_it() -> None:
         b'{"id":1.5,"result":{}}',
         b'sent {"result":{},"jsonrpc":"2.0","id":7}',
         b'{"method":"x","params":{"a":[},"id":7}',
+        b'{"id":007,"result":{}}',
+        b'{"id":"\n","result":[}',
         b'{"method":"notifications/progress","params":{"progressToken":1,"progress":1' + b"0" * 400 + b"}}",
     ],
 )
@@ -212,6 +215,7 @@ def test_a_request_with_too_many_values_is_no_message() -> None:
         ('{"result":{"content":', r"\"id\":3}", None),
         ('{"jsonrpc":"2.0","id":3,"method":"ping"', "}}", None),
         ('{"jsonrpc":"2.0","id":true,"result":{', "}}", None),
+        ('{"id":007,"result":{', "}}", None),
     ],
 )
 def test_an_answer_that_was_too_long_fails_the_request_that_its_ends_name(
