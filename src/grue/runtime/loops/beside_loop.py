@@ -121,8 +121,8 @@ class Pace:
 
     async def pause_shielded(self) -> None:
         """Do the same as `pause`, but raise no cancellation."""
-        # If the caller is cancelled already, do not pause: meanwhile the other cancelled tasks would end
-        # before the caller has sent them their last messages.
+        # If the caller is cancelled already, do not pause: other cancelled tasks, to which the caller still
+        # has to send messages, would end meanwhile.
         if time.monotonic() >= self._due and anyio.current_effective_deadline() != -math.inf:
             await anyio.lowlevel.cancel_shielded_checkpoint()
             self.paused()

@@ -341,7 +341,7 @@ class ServerProcess(ChildProcess):
         limit = self._limits.stderr_tail_bytes
         text = redacted(plain_text(self._stderr.decode("utf-8", "replace")))
         if self._stderr_dropped:
-            # The kept bytes may begin in the middle of a secret, so drop the first line.
+            # The kept bytes may begin within a secret, so drop the first line, or a quarter of the only line.
             _, newline, rest = text.partition("\n")
             text = rest if newline else text[len(text) // 4 :]
         kept = text[max(0, len(text) - limit) :]

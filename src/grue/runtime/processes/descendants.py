@@ -168,8 +168,8 @@ def _exited(pidfd: int, within_s: float) -> bool:
 
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
     """Return ids that include those of all processes younger than `first`, which is `age_s` seconds old."""
-    # The kernel assigns ascending ids, and then starts again with low ids: if the process is so old that the
-    # highest id may have been reached since, any id may be newer.
+    # The kernel assigns ascending ids, and then starts again with low ids. If it may have assigned all ids
+    # since, any id may be newer.
     newest, highest = int(_read("/proc/loadavg").split()[-1]), int(_read("/proc/sys/kernel/pid_max"))
     if age_s > highest / _IDS_PER_S:
         return _listed()
@@ -220,7 +220,7 @@ def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:
         if pid in besides:
             continue
         with suppress(OSError):  # the process has exited since the folder was listed
-            # The second field is the program's name in parentheses. It may contain some: split at the last.
+            # The second field is the program's name in parentheses, and may contain `)`: split at the last.
             state, parent, group = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 3)[:3]
             yield ProcessEntry(pid, int(parent), int(group), state.decode())
 

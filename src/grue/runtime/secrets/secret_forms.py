@@ -257,7 +257,7 @@ def _utf16(char: str) -> list[str]:
 
 MIN_CHARS = 12
 MIN_PASSWORD_CHARS = 8  # a shorter one could also occur as a part of ordinary words
-_MOST_NAMES = 1024  # how many results `looks_secret` caches, by names only, no values
+_MOST_NAMES = 1024  # how many results `looks_secret` caches; the keys are names, not values
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]*:([^/\s]+)@")
 # In connection strings, such as `AccountName=a;AccountKey=...` of Azure, `host=h password=...` of PostgreSQL.
 _PAIR = re.compile(r"(?i)\b(?:account_?key|shared_?access_?key|password|pwd)=(?:'([^']+)'|([^\s;&'\"]+))")
