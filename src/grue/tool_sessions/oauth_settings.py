@@ -41,6 +41,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
             itself. `client_credentials`: no person is needed. `identity_assertion`: grue exchanges a person's
             token from an identity provider for a token of the server.
         client_id: The client's id at the authorization server; `None`: grue registers itself.
+        client_secret: The client's secret at the authorization server; needs a `client_id`.
         private_key: A key in the PEM format, in place of a `client_secret`, for `client_credentials`.
         signing_algorithm: How the private key signs, such as `RS256` or `ES256`.
         secret_method: How the client's secret is sent to the authorization server.
@@ -52,7 +53,7 @@ class OAuth(Struct, frozen=True, kw_only=True):
         redirect_port: The port of the loopback address to which the browser returns; 0: any free port.
         keep_tokens_in: `file`, or `keyring`, which needs `pip install 'keyring>=25.5,<26'`.
         identity_provider: The identity provider's issuer, a URL, for `identity_assertion`.
-        identity_client_id: The client's id at the identity provider.
+        identity_client_id: The client's id at the identity provider. Its secret: `identity_client_secret`.
         identity_token: The person's identity token (an OpenID Connect ID token).
         identity_token_file: A file that holds the identity token, in place of `identity_token`. The file is
             read for each exchange, so that another program may renew the token.

@@ -30,7 +30,7 @@ class SecretPattern(NamedTuple):
     """Matches one secret in several similar forms, such as its base64 encodings.
 
     Each form without line breaks contains the first of `probes`, each other form one of the others. `source`
-    is a regular expression of linear time. `longest`: bytes of the longest form without excessive escapes.
+    is a regular expression of linear time. `longest`: bytes of the longest form, if not escaped very often.
     """
 
     probes: tuple[bytes, ...]

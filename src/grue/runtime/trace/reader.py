@@ -60,8 +60,8 @@ class TraceReader(Generic[B]):
 
     `body_type` is the type of the bodies: a union of tagged Structs, or `dict` for plain JSON. Each iteration
     opens the file and closes it at the end. `cut_short`: the last line was incomplete when the last iteration
-    or `follow` ended; that is no error. `payloads`: the hashes of the payload files to which the lines refer
-    that an iteration has yielded.
+    or `follow` ended; that is no error. `payloads`: the hashes of the payload files that the lines from
+    `lines` refer to.
     """
 
     def __init__(self, path: Path, body_type: type[B] | Any) -> None:
