@@ -48,7 +48,7 @@ _HEAD = """\
 This page lists {count} errors of {providers} providers and model servers, and what grue does when it gets
 them. `python tools/compat/provider_errors.py` writes the page from
 `tests/unit/protocol/chat_wire/provider_errors.jsonl`. That file has each error in full, and what grue should
-do with it. For {right} of the errors grue does this.
+do with it. grue does that for {right} of the {count}.
 
 `reason` is the word in `LLMError.reason` ([each explained](errors.md#why-a-model-was-not-reached)). The
 last column says whether grue sends the request again:
