@@ -184,7 +184,7 @@ def trace_html(
     ),
     out: Path | None = out(
         "trace.html beside the trace.jsonl; with OTHER: comparison.html beside OTHER's trace.jsonl",
-        "; a file that you name is replaced if it exists",
+        ". An existing file is replaced, but that of the default only if grue wrote it",
     ),
     open_browser: bool = OPEN_PAGE,
 ) -> None:
