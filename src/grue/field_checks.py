@@ -43,7 +43,7 @@ class OwnKeywords(StructMeta):
     if not TYPE_CHECKING:  # type checkers take a Struct's keywords from its fields, not from here
 
         def __call__(self, *args: Any, **keywords: Any) -> Any:
-            """Make the Struct; raise a `TypeError` with advice if a keyword is unknown."""
+            """Make an instance. A `TypeError` about unknown or positional arguments comes with advice."""
             try:
                 return super().__call__(*args, **keywords)
             except TypeError as error:

@@ -149,7 +149,7 @@ class Claims:
         self._given: dict[int, Reservation | None] = {}  # by question id; `None` for a server process
 
     def begin(self, id_: int) -> anyio.CancelScope:
-        """Record a worker's question. It may be withdrawn even before the task that calls `answer` runs."""
+        """Record a worker's question. The scope is for `answer`; withdrawing the question cancels it."""
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope
 

@@ -1,4 +1,4 @@
-"""The reference server: a mock server that uses nearly all features of MCP, for MCP's conformance suite too.
+"""The reference server: a mock server with nearly all features of MCP and what its conformance suite expects.
 
 Most tools that need something from the client (sampling, elicitation, roots) declare a parameter for it, so
 that the SDK asks as the protocol revision prescribes. The two other tools call `_answer`.

@@ -212,7 +212,7 @@ class KeptConversation:
         self._file: conversation_file.ConversationFile | None = None
         self._unwritten: list[bytes] = []
         self._failed: ConversationError | None = None
-        self._first: WireProfile  # the lender's profile when the current turn began
+        self._first: WireProfile  # what the endpoint was known to accept when the current turn began
         self._endpoint: LlmEndpoint | None  # that of the current turn's runner
         self._in_ask = threading.Lock()
         self._in_turn = threading.Lock()

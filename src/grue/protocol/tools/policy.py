@@ -112,7 +112,7 @@ def definition_digest(tool: m.ToolDefinition) -> str:
     parts = (tool.name, tool.description, tool.input_schema, tool.output_schema, tool.annotations)
     try:
         key = msgspec.json.encode(parts)
-    except (UnicodeEncodeError, TypeError):  # half a surrogate pair cannot be encoded
+    except (UnicodeEncodeError, TypeError):  # half a surrogate pair, or a key that is no text
         return digest(msgspec.to_builtins(parts))
     # Keep digests, because a turn and its session both ask for the digest of each tool that is called.
     if (known := _digests.get(key)) is not None:

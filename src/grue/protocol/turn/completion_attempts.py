@@ -287,7 +287,7 @@ class Breaker(Struct, frozen=True):
 
 
 def moves_on(failure: m.LlmFailure) -> bool:
-    """Return whether to ask another model: this one was unavailable or slow, or its reply was broken."""
+    """Return whether to ask another model: this one was unavailable or slow, or its stream was damaged."""
     return failure.kind in _CANNOT_BE_ASKED
 
 

@@ -108,7 +108,7 @@ def _a_list(names: list[str]) -> str:
 
 
 def inventory(state: State) -> tuple[str, ...]:
-    """Return the names of the things that the player carries."""
+    """Return what the player carries, in words for the player, such as "brass lantern (lit)"."""
     return tuple(THINGS[name].name + _aside(state, name) for name in _things_at(state, PLAYER))
 
 
