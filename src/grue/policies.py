@@ -142,7 +142,7 @@ class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=
     open_world: bool | None = None
 
 
-class ToolRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolRule(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defaults=True):
     """One rule of a `ToolPolicy`: which tools it is about, and what happens to calls of these tools.
 
     A rule matches a tool if each condition that is set holds for the tool: `tools`, `read_only`,

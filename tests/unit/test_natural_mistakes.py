@@ -421,6 +421,7 @@ def test_no_error_shows_an_argument() -> None:
         (lambda: stdio(required=False), "options=ServerOptions(required=...)"),
         (lambda: TurnLimits(final_answer="a"), None),  # type: ignore[call-arg]
         (lambda: FailurePolicy(max_tokens=3), "LlmSettings(max_tokens=...)"),  # type: ignore[call-arg]
+        (lambda: ToolPolicy(verdict="ask"), "ToolRule(verdict=...)"),  # type: ignore[call-arg]
         (lambda: Runner(llm=LLM).run_turn("x", answer=int), "TurnRequest(answer=...)"),  # type: ignore[call-arg]
         (lambda: Runner(llm=LLM).start_turn("x", answer=int), "TurnRequest(answer=...)"),  # type: ignore[call-arg]
         (lambda: Runner(llm=LLM).map(["x"], answer=int), "TurnRequest(answer=...)"),  # type: ignore[call-arg]
@@ -439,12 +440,15 @@ def test_an_argument_that_is_missing_is_named() -> None:
         TurnRequest()  # type: ignore[call-arg]  # the mistake
     with pytest.raises(TypeError, match=r"write them by name, as in LlmSettings\(model=\.\.\.\)\."):
         LlmSettings("qwen3")  # type: ignore[call-arg, misc]  # the mistake
+    with pytest.raises(TypeError, match=r"write them by name, as in ToolRule\(tools=\.\.\.\)\."):
+        ToolRule("files.*")  # type: ignore[misc]  # the mistake
 
 
 @pytest.mark.parametrize(
     ("made", "meant"),
     [
         (lambda: ServerOptions(requierd=False), "required"),  # type: ignore[call-arg]
+        (lambda: ToolRule(tool="files.*"), "tools"),  # type: ignore[call-arg]
         (lambda: HttpServer("http://a/", header={}), "headers"),  # type: ignore[call-arg]
         (lambda: Runner(llm=LLM, server={}), "servers"),  # type: ignore[call-arg]
         (lambda: LlmSettings(url="http://a", model="m"), "base_url"),  # type: ignore[call-arg]
