@@ -475,7 +475,8 @@ class Runner(AsyncToolAccess, Closing):
         runner's budget; turns that are running when the budget is used up may exceed it. A failed turn yields
         an item with the error. At most twice `concurrency` requests are read ahead, but with `batch` all. If
         iterating over `requests` raises, the batch ends. Closing the iterator cancels the running turns.
-        Batches at the same time need a runner each: one trace could not tell turns of the same number apart.
+        While a batch runs, run no other batch or turn with its runner: one trace could not tell turns of the
+        same number apart.
 
         Args:
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the iterating thread.
