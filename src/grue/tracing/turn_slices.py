@@ -55,20 +55,24 @@ class TurnSplitter:
     def __init__(self) -> None:
         self.slices: deque[TurnSlice] = deque()
         self._last = 0
+        self._skipped: set[int] = set()  # lower numbers than `_last` whose turns have not begun
 
     def completed_by(self, envelope: EpisodeEnvelope) -> Iterator[TurnSlice]:
         """If `envelope` begins a slice, yield the slices that get no more envelopes, and add the new one."""
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
-        # Turn numbers rise within one run of the host. If this number does not, the host runs turns again.
-        anew = runs and (turn <= self._last if own is None else own.begun)
+        # Turn numbers rise within one run of the host, except that of turns which several threads start at
+        # once, a later one can begin first. If this number does not rise, the host runs turns again.
+        rises = turn > self._last or self._is_late(turn)
+        anew = runs and (not rises if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
             unfinished = [turn_slice for turn_slice in self.slices if not turn_slice.complete]
             if anew and not goes_on and len(unfinished) == 1:
                 # A host that is resumed after a kill records `EpisodeResumed` first. So this host was not
                 # killed in the unfinished turn: it has only called `Runner.map` again.
                 unfinished[0].overtaken = True
+            self._skipped.clear()
             while self.slices:
                 yield self.slices.popleft()
         elif turn and own is None:
@@ -88,14 +92,22 @@ class TurnSplitter:
             self.slices.append(TurnSlice())
         turn_slice = self._of(turn) or self.slices[-1]
         if turn and not resumes and not turn_slice.turn:
-            turn_slice.turn, turn_slice.again = turn, turn <= self._last
-            self._last = turn
+            late = self._is_late(turn)
+            turn_slice.turn, turn_slice.again = turn, turn <= self._last and not late
+            if turn - self._last <= _MOST_AT_ONCE:
+                self._skipped.update(range(self._last + 1, turn))
+            self._skipped.discard(turn)
+            self._last = max(turn, self._last) if late else turn
         turn_slice.envelopes.append(envelope)
         turn_slice.resumed = turn_slice.resumed or resumes
         turn_slice.begun = turn_slice.begun or isinstance(body, m.RunTurn)
         turn_slice.over = turn_slice.over or isinstance(body, m.TurnEnd | ActorFailed)
         turn_slice.overtaken = False
         return turn_slice
+
+    def _is_late(self, turn: int) -> bool:
+        """Return whether a turn has not begun, although a later one has, and a turn still runs."""
+        return turn in self._skipped and not all(turn_slice.complete for turn_slice in self.slices)
 
     def _of(self, turn: int) -> TurnSlice | None:
         """Return a turn's slice, or `None`. For turn 0, or if the last slice has no turn: the last slice."""

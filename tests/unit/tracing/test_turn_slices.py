@@ -42,6 +42,19 @@ def test_each_message_is_in_its_own_turns_chapter() -> None:
     assert all(turn_slice.over and not turn_slice.again for turn_slice in found)
 
 
+def test_turns_of_several_threads_may_begin_in_another_order_than_their_numbers() -> None:
+    found = split("run 2", "run 4", "run 1", "say 2", "run 3", "end 1", "end 4", "end 3", "end 2", "run 5")
+    assert [turn_slice.turn for turn_slice in found] == [2, 4, 1, 3, 5]
+    assert [len(turn_slice.envelopes) for turn_slice in found] == [3, 2, 2, 2, 1]
+    assert not any(turn_slice.again for turn_slice in found)
+
+
+def test_a_lower_number_while_no_turn_runs_begins_slices_anew() -> None:
+    found = split("run 3", "end 3", "run 1", "end 1", "run 3", "end 3")
+    assert [turn_slice.turn for turn_slice in found] == [3, 1, 3]
+    assert [turn_slice.again for turn_slice in found] == [False, True, False]
+
+
 def test_a_second_run_of_a_batch_begins_chapters_anew() -> None:
     found = split("run 1", "run 2", "end 1", "run 3", "run 2", "end 2", "run 3", "end 3")
     assert [turn_slice.turn for turn_slice in found] == [1, 2, 3, 2, 3]
