@@ -309,7 +309,8 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
         transport: `http` is Streamable HTTP; `sse` is the older transport. `auto` tries Streamable HTTP
             first, and then, if the address refuses it, SSE.
         headers: Sent with every request to this server, and to no other host.
-        connect_timeout_s: Time limit for opening an HTTP connection, and for sending one notification.
+        connect_timeout_s: Time limit for opening an HTTP connection. Also for sending a notification or a
+            reply, and for ending the session.
         auth: How grue authorises itself (OAuth); `None`: only `headers`, or a user in the URL, can do that.
 
     Raises:
