@@ -17,12 +17,12 @@ the host's own code, or an import that  raise now, as Python    -               
 `EpisodeLoop()`, while it starts        raise; the loop ends    -                         -
                                         by itself
 `Call.wait` (run_turn in an episode,    cancel, wait max. 3 s   `force_kill()`, wait      raise now
-  ToolClient.call)                                              max. 3 s
+  ToolClient's calls and exit)                                  max. 3 s
 `Call.join` (TurnHandle.result)         raise; the call goes on -                         -
-an item of `Runner.map`                 cancel all, wait max.   `force_kill()`, wait      raise now
-                                        3 s                     max. 3 s
-`EpisodeLoop.close` (Runner.close,      `force_kill()`, wait    stop waiting, raise       raise now
-  ToolClient's exit)                    max. 10 s
+an item of `Runner.map`                 cancel all, wait max.   `force_kill()`, wait      stop waiting
+                                        3 s                     max. 3 s                  (4th: raise now)
+`EpisodeLoop.close` (Runner.close)      `force_kill()`, wait    stop waiting, raise       raise now
+                                        max. 10 s
 the interpreter's exit (`atexit`)       `force_kill()`, wait    stop waiting              -
 a fleet's driver (`grue fleet run`)     running episodes end    cancel them               raise now
 any of them, but a handler of the       what it raises is treated like a press, and raised in place of
