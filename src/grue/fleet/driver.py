@@ -171,6 +171,7 @@ class Driver:
     def run(self) -> Finished:
         """Play the episodes that have no result yet, until all are done or the run is stopped."""
         # A first Ctrl-C or `grue fleet stop` lets the running episodes end; a second one cancels them.
+        # A third Ctrl-C ends the run at once.
         self.tally.total = sum(1 for _ in self._plan.cases())
         # A Ctrl-C between recording a job as running and submitting it would leave a job that counts as
         # running for ever. So Ctrl-C is deferred to the places where `raise_deferred` is called.
@@ -205,6 +206,8 @@ class Driver:
                         self._again.append(self._waiting.pop(id_))
             except KeyboardInterrupt:
                 self._presses += 1
+                if self._presses > _DRAIN:
+                    raise  # it was not deferred, so it may have cost an ended job, for which we would wait
                 if self._stop is None:
                     self._end("interrupted")
                 if self._presses >= _DRAIN:

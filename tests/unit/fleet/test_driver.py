@@ -298,6 +298,28 @@ def test_the_second_ctrl_c_cancels_and_what_was_cancelled_is_played_again(tmp_pa
     assert (finished.tally.done, len(engine.jobs)) == (3, 3)
 
 
+class StuckEngine(TellingEngine):
+    """An engine that reports no end of a job that it has cancelled."""
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_a_third_ctrl_c_ends_the_run_even_if_no_job_ends(tmp_path: Path) -> None:
+    looks = iter(range(6))
+
+    def watch(tally: Tally, running: dict[str, float]) -> None:
+        look = next(looks, None)
+        assert look is not None, "the run goes on"
+        if look < 3:
+            signal.raise_signal(signal.SIGINT)
+
+    engine = StuckEngine(lambda job, tries: None)
+    driver = Driver(FleetFolder(tmp_path), plan([{"n": 1}]), engine, watch)
+    with pytest.raises(KeyboardInterrupt):
+        driver.run()
+
+
 class StrickenEngine(TellingEngine):
     """An engine during whose first `submit`, or right after whose first ended job, Ctrl-C strikes."""
 
