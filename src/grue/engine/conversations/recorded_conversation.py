@@ -322,6 +322,7 @@ class RecordedTurn:
         self._tasks: dict[m.CallId, m.OpenTask] = {}
         self._aside: set[int] = set()
         self._cancelled = False
+        self._agent_spoke = False
         self._requests = 0
         self.forked: bool = before is not None and before.forked
         self.redacted: bool = begun.redacted or (before is not None and before.redacted)
@@ -336,6 +337,7 @@ class RecordedTurn:
         body = envelope.body
         self.last_seq, self._last_s = envelope.seq, envelope.t
         self.redacted = self.redacted or envelope.redacted
+        self._agent_spoke = self._agent_spoke or envelope.sender == AGENT
         if envelope.receiver == AGENT or isinstance(body, NOTED_EVENTS):
             self.events.append(body)  # type: ignore[arg-type]  # the agent gets events of its state machine only
             self.last_event = envelope.seq
@@ -505,7 +507,8 @@ class RecordedTurn:
         state: s.TurnState = s.Idle()
         commands: s.Commands = ()
         for event in self.events:
-            if self.run.waits and isinstance(event, m.TurnInterrupted):
+            # An agent that has said nothing was cancelled before it read `RunTurn`.
+            if isinstance(event, m.TurnInterrupted) and (self.run.waits or not self._agent_spoke):
                 self._cancelled = True
                 break
             try:

@@ -132,6 +132,20 @@ def test_a_cancelled_turn_of_a_batch_goes_on_where_its_agent_had_come(
     assert cancelled.resumption("t") == cut_behind(handled).resumption("t")
 
 
+@pytest.mark.parametrize("unread", [(INTERRUPTED,), (INTERRUPTED, CLOSED), (CLOSED, INTERRUPTED)])
+def test_a_parked_turn_whose_resumption_was_cancelled_before_the_agent_read_of_it_can_be_resumed(
+    unread: tuple[m.Message, ...],
+) -> None:
+    parked = m.TurnParked(turn=1, requests=1)
+    server, resumed = m.ServerName("s"), m.Resumption(parked=parked)
+    run = RunTurn(turn=1, system="", user="u", servers=(server,), resumed=resumed)
+    recorder = Recorder()
+    part = RecordedTurn(recorder.record(run, sender="host", receiver="agent", turn=1), run, None)
+    for body in unread:
+        part.add(recorder.record(body, sender="supervisor", receiver="agent", turn=1))
+    assert part.resumption("t").parked == parked
+
+
 def test_a_trace_without_a_turn_is_refused(llm: ScriptedLlmServer, tmp_path: Path) -> None:
     with runner(llm, trace=tmp_path / "empty.jsonl"):
         pass
