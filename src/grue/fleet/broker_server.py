@@ -201,7 +201,7 @@ class BrokerLink:
             self._end()
 
     def _end(self) -> None:
-        """End the connection. The reading thread notices it, and refuses the waiting requests."""
+        """End the connection. Then the reading thread calls `on_loss`, and refuses everything that waits."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # `close` alone would not wake the reading thread
 

@@ -9,7 +9,7 @@ groups; see `Options.cluster`), or without numpy and scipy, the sign test decide
 
 The settings that have one value in all episodes of A and another in all of B are compared; the others, except
 `base_url`, identify the case. A failed episode counts with the score `failed_as`: leaving it out would favour
-the side that fails more often. Episodes without a result or a score are only counted, as missing.
+the side that fails more often. Episodes without a result or without the score are only counted, as missing.
 """
 
 import contextlib
@@ -205,7 +205,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool = False, everything: bool = False) -> str:
-        """Return the findings and the cases: all if there are fewer than 15, else those that differ most.
+        """Return the findings, and the cases if any differs: all of fewer than 15, else the most different.
 
         `everything`: list all cases that differ. `commands`: add the commands that show their episodes.
         """
@@ -347,7 +347,7 @@ def short_words(value: object) -> str:
 
 
 def compare(a: Cell, b: Cell, options: Options) -> Comparison:
-    """Compare two cells; raises `FleetError` if they cannot be compared with these options."""
+    """Compare two cells; raises an `MCPError` if they cannot be compared with these options."""
     everything = list(results.results(a.fleet))
     others = everything if b.fleet == a.fleet else list(results.results(b.fleet))
     first, before = results.of_latest_sweep(a.fleet, a.of_these(everything))
@@ -649,7 +649,7 @@ def _first_value(written: str) -> tuple[str, int]:
 
 
 def _unbroken(word: str) -> str:
-    """Return a value as `Cell.of` parses it: in quotes if it contains `,NAME=`, which would end the value."""
+    """Return a value as `Cell.of` parses it: in quotes if it contains `,NAME=` and is not JSON."""
     broken = _NEXT_SETTING.search(word) and not _is_json(word)
     return json.dumps(word, ensure_ascii=False) if broken else word
 

@@ -32,7 +32,7 @@ class Course(Struct, kw_only=True, omit_defaults=True):
     tool_calls: int = 0
     refused_calls: int = 0  # not sent, for example because of wrong arguments or a policy
     failed_calls: int = 0  # failed, timed out, or lost their server
-    outcome: str = ""  # of the last turn: an `OutcomeKind`, `failed` or `parked`; empty: no turn ended
+    outcome: str = ""  # the last end of a turn: an `OutcomeKind`, `failed` or `parked`; empty: no turn ended
     host_reason: str = ""  # why the host ended the episode, in a word
     error: str = ""  # the last thing that went wrong, in a line; the next three fields say where
     error_kind: str = ""  # class of the message that reports `error`

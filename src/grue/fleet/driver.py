@@ -70,7 +70,7 @@ class Tally(Struct):
             run with the reason `finished`; otherwise 0.
         scores: By the score's name: the number of episodes that have this score, and the sum of its values.
         spent: The cost of the requests of the committed attempts; other attempts are not counted.
-        kinds: Number of attempts of this run that were not scored, by `AttemptEnd.kind`.
+        kinds: Number of attempts of this run that failed or were not paid for, by `AttemptEnd.kind`.
         troubles: The first few different reasons for which episodes were given up in this run, each with the
             id of the first of these episodes.
     """
@@ -214,7 +214,7 @@ class Driver:
                     self._engine.cancel()
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
-        """Give the engine jobs until it has a few more than slots; return `False` if no job is left."""
+        """Give the engine a few more jobs than slots; `False`: none is left, or the budget refuses more."""
         room = self._engine.slots + min(self._engine.slots, 4)
         while len(self._running) < room and self._stop is None:
             job = self._again.popleft() if self._again else None if self._refused else next(jobs, None)
@@ -231,7 +231,7 @@ class Driver:
         # Write the ids before an episode is played, so that reports on a running or killed sweep are right.
         ids = self._ids(digests)
         self._folder.write_latest(ids if self._plan.whole else None)
-        # If a case's file was changed between two runs, reports use the episode that is last in `named.txt`.
+        # If a case's file changed between two runs of `map`, reports use the id that is last in `named.txt`.
         self._folder.write_named(ids)
         for number, planned in enumerate(self._plan.cases()):
             if number % _LOOK_EVERY == 0:
@@ -273,7 +273,7 @@ class Driver:
             )
 
     def _ids(self, digests: FileDigests) -> bytes:
-        """Return the ids of all episodes; raises `FleetError` if two cases make the same episode."""
+        """Return all ids, as joined bytes; raises `FleetError` if two cases make the same episode."""
         ids: dict[bytes, None] = {}
         for number, planned in enumerate(self._plan.cases()):
             if number % _LOOK_EVERY == 0:

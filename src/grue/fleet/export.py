@@ -308,9 +308,9 @@ _WORDS = re.compile(r"\w+")
 
 
 class EpisodeRow(Struct, kw_only=True):
-    """A row of the table `episodes`. Unknown values are null, such as `work` for an episode in no fleet."""
+    """A row of the table `episodes`. Most unknown values are null, such as `work` outside of a fleet."""
 
-    episode: str  # id in the fleet; elsewhere the name of the run folder
+    episode: str  # id in the fleet; elsewhere the name of the run folder or of a trace file
     fleet: str | None = None
     work: str | None = None
     settings: m.JsonObject = {}

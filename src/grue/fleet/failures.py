@@ -46,7 +46,7 @@ _VARIES = re.compile(
 
 
 class Failure(Struct, frozen=True):
-    """The failure of an episode: its kind, and a line of text that describes it."""
+    """The failure of an episode: its kind, and a text that describes it."""
 
     kind: str
     text: str = ""

@@ -28,7 +28,7 @@ from grue.policies import Batching
 from grue.runtime.files import as_path
 
 # Called with the counts; the time (monotonic seconds) at which each running episode was submitted, by its id;
-# and the cost of the requests, which is that of earlier runs only if neither budget nor rate has a limit.
+# and the cost of the requests (that of earlier runs alone, if neither budget nor rate has a limit).
 Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
 
 
@@ -228,9 +228,9 @@ class Fleet:
             **how: `score`, `lower_is_better`, `failed_as`, `passing`, `cluster`, `margin`, as in `Options`.
 
         Raises:
-            FleetError: The folder holds no fleet, no episode has the settings or the score, or no case is in
-                both sets. Or an episode has failed, and `lower_is_better` is given without `failed_as`.
-            MCPConfigError: An option has a wrong type.
+            FleetError: The folder holds no fleet, or the sets cannot be compared. For example, one is empty,
+                no case is in both, or an episode failed and `lower_is_better` is set without `failed_as`.
+            MCPConfigError: An option has a wrong type, or `margin` is not above 0.
             MissingDependencyError: `margin` is given for 15 or more cases, and numpy or scipy is missing.
         """
         cells = []

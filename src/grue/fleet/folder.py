@@ -96,7 +96,7 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
     model: str = ""  # that answered last; empty if unknown
     duration_s: float = 0.0
     spent: Amount = Amount()
-    course: Course | None = None  # `None`: no trace, or one of over 512 MiB, or the worker has died
+    course: Course | None = None  # `None`: for example no trace, or the worker has died
 
 
 class Commit(Struct, frozen=True, kw_only=True):

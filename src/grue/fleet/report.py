@@ -58,7 +58,7 @@ def write_report(
     failed_as: float | None = None,
     by: Sequence[str] | None = None,
 ) -> int:
-    """Write the page on the latest sweep, and return the number of its episodes. Replaces an existing report.
+    """Write the page on the latest sweep, and return how many episodes it shows. Replaces an existing report.
 
     The options are as in `compare.Options`. `by`: settings by whose values the episodes are grouped into
     cells; `None`: `cell_axes` chooses. Raises `FleetError` if there is nothing to report or an option does

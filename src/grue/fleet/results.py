@@ -164,7 +164,7 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
 
 
 def require_settings(found: Iterable[Result], names: Iterable[str], whose: str = "The episodes") -> None:
-    """Raise `FleetError` if one of `names` is a setting of no episode. `whose`: the error's first words."""
+    """If any settings are known, refuse unknown `names` with a `FleetError` that begins with `whose`."""
     known = {name: None for each in found for name in (*each.planned, *each.settings)}
     for name in names:
         if known and name not in known:
@@ -310,7 +310,7 @@ class Passing(Struct, frozen=True):
 
 
 def failed_score(found: Iterable[Result], failed_as: float | None, *, lower_is_better: bool) -> float:
-    """Return `failed_as`, or 0 if `None`; `FleetError`: it is `None`, lower is better, an episode failed."""
+    """Return `failed_as`; without it, return 0, or raise `FleetError` if lower is better and any failed."""
     if failed_as is not None:
         return failed_as
     failed = sum(each.outcome == "failed" for each in found) if lower_is_better else 0

@@ -191,10 +191,10 @@ def times_more(interval: Interval, difference: float) -> float:
 
 
 def pass_at(passed: int, played: int, tries: int) -> float:
-    """Return pass@k: the share of ways to draw `tries` of the episodes of which at least one has passed."""
+    """Return pass@k: the share of ways to draw `tries` episodes in which at least one has passed."""
     return 1.0 - math.comb(played - passed, tries) / math.comb(played, tries)
 
 
 def pass_all(passed: int, played: int, tries: int) -> float:
-    """Return pass^k: the share of ways to draw `tries` of the episodes that have all passed."""
+    """Return pass^k: the share of ways to draw `tries` episodes in which all have passed."""
     return math.comb(passed, tries) / math.comb(played, tries)

@@ -1,4 +1,4 @@
-"""Read a sweep, a TOML file that says which work to do for which cases; and estimate its size and cost."""
+"""Read a sweep, a TOML file that says which work to do for which cases; and estimate its size on disk."""
 
 import itertools
 import re
@@ -279,7 +279,7 @@ def _of_msgspec(file: _File, error: msgspec.ValidationError) -> FleetError:
     return file.error(keys, f"{f'{where}: ' if where else ''}{said[0].lower()}{said[1:]}.")
 
 
-# --- An estimate of a sweep's size and cost; no episode is played for it ---
+# --- An estimate of a sweep's size, and its cost so far ---
 
 SAMPLE = 10  # how many episodes have to be done before size and cost are estimated from them
 # The assumed sizes of a turn, of an episode of unknown length, and of an episode without its trace.

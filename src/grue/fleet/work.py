@@ -38,7 +38,7 @@ class Episode(Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: The episode's id; the same in each run of the sweep, and on machines with the same paths.
-        folder: The folder of this attempt. Files that the work writes into it are kept with the episode.
+        folder: The folder of this attempt, for the work's files. The fleet's `keep` decides if they stay.
         repetition: Number of the episode among those with equal settings, from 0.
         interrupted: The folder of the last attempt that was interrupted and has a trace. The work may read it
             to resume that attempt, but must not change it. `None`: there is no such attempt, or requests go
