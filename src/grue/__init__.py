@@ -10,9 +10,9 @@ with Runner.from_toml("pyproject.toml") as runner:
 
 The public names are listed in `__init__.pyi`. Each is imported on first use, which keeps `import grue` fast.
 
-To learn the system, read in this order: `messages.py` (all messages), `protocol/tool_loop.py` (the turn as a
-pure state machine), `actors/agent.py` (the actor that runs it), `runtime/actor.py` (how crashes are handled),
-`engine/runner.py` (how the parts are wired together).
+To learn the system, read in this order: `messages.py` (a turn's messages), `protocol/tool_loop.py` (the turn
+as a pure state machine), `actors/agent.py` (the actor that runs it), `runtime/actor.py` (how crashes are
+handled), `engine/runner.py` (how the parts are wired together).
 """
 
 from grue.runtime.lazy_names import lazy_names

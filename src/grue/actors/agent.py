@@ -1,7 +1,7 @@
 """The agent actor: runs one turn by driving the turn's state machine.
 
 All decisions are made by `step` in `protocol/tool_loop.py`; this module performs its commands. Deadlines and
-cancellations are events too, so that `step` closes the sessions and the trace says why the turn ended.
+cancellations are events too, so that the sessions are closed and the trace says why the turn ended.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,14 +18,13 @@ from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note, reply
 from grue.runtime.loops.beside_loop import Pace, aside
 from grue.runtime.trace.recorder import Envelope
 
-_MANY = 50
 Check: TypeAlias = Callable[[str], m.AnswerAccepted | m.AnswerRefused]  # an exception crashes the agent
 
 _CLOSING_S = 5.0
 
 
 class AgentActor(Actor[m.TurnEvent]):
-    """Runs one turn: receives a `RunTurn`, and replies when the turn ends, is parked or awaits a batch."""
+    """Runs one turn. Replies to `RunTurn` when the turn ends, is parked or awaits a provider's batch."""
 
     # At `deadline`, on the event loop's clock, the turn's work must end. Closing sessions may take longer.
 
@@ -138,13 +137,9 @@ class AgentActor(Actor[m.TurnEvent]):
         if len(commands) > 1:
             self._pace.paused()  # while this task waited for the event, other tasks could run
         for place, command in enumerate(commands):
-            if len(commands) > _MANY:
-                # A reply may hold thousands of invalid calls. They are answered without a server, so without
-                # this pause the loop would await nothing, and no other task could run.
-                await self._pace.pause()
-            elif place:
-                # Recording megabytes takes time: let other tasks run first. This must not be cancelled:
-                # a trace with only some of the commands that follow from an event could not be replayed.
+            if place:
+                # Thousands of commands, or megabytes, take long to record: let other tasks run first. This
+                # must not be cancelled: a trace with only some of an event's commands could not be replayed.
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
         if isinstance(following, s.AwaitingClose | s.Waiting):
@@ -252,8 +247,8 @@ class AgentActor(Actor[m.TurnEvent]):
         try:
             await self._sessions[command.server].send(command, sender=self.name, cause=cause)
         except MailboxClosed:
-            # The session's actor has ended already, and so has its server. Report the close in the actor's
-            # place: otherwise the agent would wait for `SessionClosed` until its time limit.
+            # The session's actor has ended already. Report the close in its place: otherwise the agent would
+            # wait for `SessionClosed` until its time limit.
             closed = m.SessionClosed(server=command.server)
             await self.mailbox.send(closed, sender=command.server, cause=cause)
 

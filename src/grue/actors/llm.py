@@ -71,7 +71,7 @@ class Asking:
         self._retry = endpoint.settings.retry if retry is None else retry
         self._room = current_room()
         if self._room is not None:
-            # The reply is in the results of a provider's batch: a retry would read the same reply again.
+            # The reply comes from a provider's batch: a retry would read the same reply again.
             self._retry = replace(self._retry, max_retries=0)
         self._price = endpoint.price
         self._thoughts: ThoughtSplitter
@@ -83,7 +83,7 @@ class Asking:
             self.say(m.TextDelta(request=self._command.request, text="", restart=True))
 
     async def outcome(self) -> Reply | m.LlmFailure:
-        """Send requests until one gives a reply or fails without a retry. May raise `RequestPostponed`."""
+        """Carry out the commands of `attempt_step`, and return the outcome. May raise `RequestPostponed`."""
         settings = self._endpoint.settings
         state: attempts.AttemptState = attempts.Sent(
             request=self._command.request, settings=settings, retry=self._retry, clears=self._command.clears

@@ -61,7 +61,7 @@ class SessionActor(Actor[m.SessionCommand]):
         self.listed_last: tuple[m.ToolDefinition, ...] | None = None
         self._tools: tuple[m.ToolDefinition, ...] = ()
         self._serves_unlisted = False
-        # A fork begins where the recorded session was open: open it, but do not report it to the agent again.
+        # Set if a fork begins while the recorded session is open: open it without a report to the agent.
         self.reopens: m.OpenSession | None = None
 
     @contextlib.asynccontextmanager

@@ -1,7 +1,7 @@
 """The command `grue`. This module decides what a Ctrl-C does while the command starts and while it exits.
 
 A KeyboardInterrupt during an import would print a traceback, or become another exception. So until a command
-has imported all that it needs, and again after its work, a Ctrl-C ends the process at once, with status 130.
+has imported its modules, and again after its work, a Ctrl-C ends the process at once, with status 130.
 The guard (`grue.runtime.processes.guard`) then kills the servers that still run.
 """
 

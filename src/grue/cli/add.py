@@ -1,7 +1,7 @@
 """`grue add` and `grue remove`: write a server into `mcp_config.json`, or remove it.
 
-Descriptions and bundles of servers are untrusted. So the user sees the command that would run, and agrees
-(or has given --yes), before anything is written or started, and also before a bundle is downloaded.
+Descriptions and bundles of servers are untrusted. So the user sees the command or the URL, and agrees (or has
+given --yes), before anything is written or started. A bundle's download has a question of its own.
 """
 
 import io
@@ -564,7 +564,7 @@ def _require_consent(adding: Adding, question: str, otherwise: str) -> None:
         return
     if not _at_a_terminal():
         raise MCPConfigError(f"{otherwise} To go on without being asked, add --yes.")
-    # What was typed before now is no answer: the person had not seen what will run.
+    # What was typed before now is no answer: the person had not seen the question.
     forget_typed(sys.stdin)
     if not typer.confirm(question, default=False):
         raise MCPConfigError(otherwise)

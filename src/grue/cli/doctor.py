@@ -97,7 +97,7 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
 
 
 def _absent(server: StdioServer, box: Sandbox) -> Iterator[str]:
-    # A start ignores these paths, since a file may be absent at times. But a name may also be misspelt.
+    # A start ignores absent paths, since a file may be absent at times. But a name may also be misspelt.
     for key in ("read", "hide"):
         for path in getattr(box, key):
             if not os.path.lexists(Path(server.cwd or "", expanded(path))):
@@ -532,7 +532,7 @@ def _interpreters() -> Iterator[Finding]:
     yield Finding(verdict, f"{styled.interpreter.name} for story files from version 4 on:\n{styled.reason}")
 
 
-# Limits of a reply, in tokens. Every endpoint accepts `_SHORT`; `_ROOM` suffices for a call or an object.
+# Limits of a reply, in tokens. OpenAI refuses less than `_SHORT`; `_ROOM` suffices for a call or an object.
 _SHORT, _ROOM = 16, 400
 _PATIENCE_S = 30.0
 _SYSTEM = "You are asked by a program that tries whether you can be reached. Be brief."

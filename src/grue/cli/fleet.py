@@ -1,4 +1,4 @@
-"""`grue fleet run`, `retry`, `fork`, `stop` and `score`: work on episodes and show the progress."""
+"""The commands `grue fleet run`, `retry`, `fork`, `stop` and `score`."""
 
 import sys
 from pathlib import Path

@@ -45,7 +45,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def slowest(self) -> tuple[str, float] | None:
-        """The running episode submitted first, as (id, seconds since then); `None`: not over 10 s ago."""
+        """The running episode submitted first, as (id, seconds since then); `None`: none over 10 s ago."""
         if not self.running:
             return None
         id_, since = min(self.running.items(), key=lambda item: item[1])

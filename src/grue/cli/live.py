@@ -336,7 +336,7 @@ class LiveView(Closing):
         self._shown: tuple[int, tuple[Row, ...]] = (0, ())
         self._closing = threading.Event()
         self._gone = False
-        # A daemon, because a stopped terminal blocks the thread, and at exit Python waits for other threads.
+        # A stopped terminal blocks the thread, and at exit Python waits for threads that are not daemons.
         self._thread = threading.Thread(target=self._run, name="live-view", daemon=True)
 
     def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:

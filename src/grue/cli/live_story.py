@@ -191,7 +191,7 @@ def complaint(text: str, severity: Severity = "warn") -> Line:
 
 
 def in_one_line(text: str) -> str:
-    """Return the lines of an error as one line. A line that ends with a word gets a full stop."""
+    """Return the lines of an error as one line. A line break after a word becomes a full stop and a space."""
     return _OPEN_END.sub(". ", text).replace("\n", " ")
 
 

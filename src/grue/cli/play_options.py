@@ -82,7 +82,7 @@ def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
 
 
 def resumed_options(options: S, recorded: m.JsonObject, names: Iterable[str], command: str) -> S:
-    """Return `options`, with those called `names` replaced by the values that the episode's trace records."""
+    """Return `options` with the recorded values of those called `names`; `resume` is the run folder."""
     run = options.resume
     assert run is not None, "an episode is resumed"
     try:

@@ -23,6 +23,7 @@ from grue.messages import (
     RequestCompletion,
     RunTurn,
     SessionClosed,
+    ToolRejected,
     ToolReturned,
     TurnCompleted,
     TurnFailed,
@@ -406,6 +407,13 @@ async def test_a_turn_cancelled_between_two_commands_says_both(monkeypatch: pyte
     await cancelled(stage, lambda: bool(stage.of(OpenSession)))
     assert [item.receiver for item in stage.of(OpenSession)] == ["a", "b"]
     assert len(stage.of(TurnInterrupted)) == 1
+
+
+async def test_a_turn_cancelled_among_many_notes_records_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grue.runtime.loops.beside_loop.STRETCH_S", -1.0)
+    stage = Stage(run("a"), calls(*["no_such.tool"] * 60), text("north"))
+    await cancelled(stage, lambda: bool(stage.of(ToolRejected)))
+    assert len(stage.of(ToolRejected)) == 60
 
 
 async def test_a_cancelled_turn_waits_for_its_sessions_no_longer_than_the_teardown_may_take() -> None:

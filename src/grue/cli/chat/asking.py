@@ -25,7 +25,7 @@ class Question:
         self._answered: Future[Any] = Future()
 
     async def put(self, report: Callable[["Question"], object]) -> Any:
-        """Pass the question to `report`, and wait for its answer. Called in the turn's event loop."""
+        """Pass the question to `report`; return the answer when it comes. Called in the turn's event loop."""
         report(self)
         return await asyncio.wrap_future(self._answered)
 

@@ -43,7 +43,7 @@ def ended(event: ToolEnded) -> Line:
 
 
 def result_words(result: m.ToolCallResult) -> str:
-    """Return a tool result as one printable line; an image becomes its type and size."""
+    """Return a tool result as one short printable line; an image becomes its type and size."""
     parts = [*_parts(result.content), *(_block(block) for block in result.blocks)]
     text = printable(" ".join(part for part in parts if part), _RESULT_CHARS) or "nothing"
     total = sum(map(len, parts))

@@ -48,7 +48,7 @@ class LineReader:
         self.asks = asks
 
     def read(self) -> str | None:
-        """Return the next input; `None` at its end. A line that is too long raises `MCPConfigError`."""
+        """Return the next input; `None`: there is none. A line that is too long raises `MCPConfigError`."""
         if self.asks:
             sys.stdout.write("> ")
             sys.stdout.flush()
@@ -138,7 +138,7 @@ def _options(about: Mapping[str, Any]) -> dict[str, str]:
 
 
 def value_of(field: Field, text: str) -> Any:
-    """Convert what the person wrote to the field's type. A `ValueError` says what is expected."""
+    """Convert what the person wrote to the field's type. May raise `ValueError` or `RecursionError`."""
     if field.options:
         several = field.kind == "array"
         chosen = [each.strip() for each in text.split(",") if each.strip()] if several else [text]
@@ -235,7 +235,7 @@ class Person:
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Ask until the value is valid; `None`: left empty. If the input ends, raise `EOFError`."""
+        """Ask until the value is valid; return it, `None` if left empty; `EOFError` if the input ends."""
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
             if text is None:

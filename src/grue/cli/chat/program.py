@@ -105,7 +105,7 @@ class ChatProgram:
         self.talk: Talk
         asks = sys.stdin.isatty() and sys.stdout.isatty()
         self.reader: Reader = LineReader(sys.stdin.buffer, asks=asks)
-        self.failed = False  # whether a turn or a command has failed; an unknown command does not count
+        self.failed = False  # whether a turn or a command has failed; `UnknownCommand` does not count
         self._screen = screen
         self._here = here
         self._person = Person(lambda: self.reader, screen, redaction)

@@ -170,7 +170,7 @@ FIRST_FILE = "conversation.jsonl"
 
 
 class ChatResult(Struct, frozen=True, kw_only=True):
-    """The result of a chat, for `result.json`. Only `duration_s` leaves out a resumed chat's earlier runs."""
+    """The result of a chat, for `result.json`. All counts include a resumed chat's earlier runs."""
 
     episode_id: str
     reason: str  # `ended` (the user left), `failed` (the start, a turn or a command) or `interrupted`
@@ -179,7 +179,7 @@ class ChatResult(Struct, frozen=True, kw_only=True):
     requests: int
     tokens: int
     cost_usd: float | None
-    duration_s: float
+    duration_s: float  # of the last run
 
 
 class Talk:
