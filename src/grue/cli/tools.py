@@ -248,7 +248,7 @@ def kind_of(schema: object) -> str:
 
 
 def properties_of(tool: m.ToolDefinition) -> dict[str, object]:
-    """Return the schemas of the tool's arguments, by name. Each `$ref` is replaced by the schema it names."""
+    """Return the schemas of the tool's arguments, by name; an argument's `$ref` is resolved if possible."""
     whole = tool.input_schema
     known: Any = whole.get("properties")
     known = known if isinstance(known, dict) else {}

@@ -62,7 +62,7 @@ def show(
 
 
 def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
-    # Several turns have the same number after a parked turn was resumed, or several calls of `Runner.map`.
+    # A turn that was resumed has several `RunTurn`, and two calls of `Runner.map` use the same numbers.
     begun, last = [], 0
     for line in episode.lines() if len(turns) == 1 and turns.start else ():
         last = line.line.seq
@@ -140,7 +140,7 @@ def print_lines(lines: Iterable[str], *, at_once: bool = False) -> None:
 
 
 def table_width(width: int | None) -> int | None:
-    """Return how many columns a table may have: `width`, or else the terminal's; `None`: any number."""
+    """Return the width that a table may have: `width`, or else the terminal's; `None`: any."""
     if width is None and sys.stdout.isatty():
         return shutil.get_terminal_size((_UNKNOWN_WIDTH, 24)).columns
     return width

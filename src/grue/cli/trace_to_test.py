@@ -232,7 +232,7 @@ def _names_of(places: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
 
 
 def _names(module: Any) -> list[str]:
-    # The test imports each of these names that occurs in its text. `tool` is too frequent in recorded texts.
+    # The test imports each of these names that occurs in its text. So leave out `tool`, a frequent word.
     listed: list[str] = dir(module) if module is m else getattr(module, "__all__", None) or dir(module)
     own = [each for each in listed if isinstance(getattr(module, each), type | FunctionType)]
     return [each for each in own if getattr(module, each).__module__.startswith("grue.") and each != "tool"]

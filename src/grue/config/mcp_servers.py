@@ -2,7 +2,7 @@
 
 The format is that of other hosts: servers under `mcpServers`, VS Code's `servers` or Zed's `context_servers`.
 `${...}` is expanded when a server is used, not when the file is read. So a server that is never used may
-refer to variables that are not set, and an `MCPConfig` holds no secret that comes from a variable.
+refer to variables that are not set, and `mcpServers` holds no secret that comes from a variable.
 """
 
 import contextlib
@@ -337,7 +337,7 @@ class MCPConfig(pydantic.BaseModel):
         place: Callable[[KeyPath], str] = lambda _: "",
         startup_key: str = _STARTUP,
     ) -> Self:
-        """Return the configuration of servers whose entries come from another kind of file, `source`.
+        """Return the configuration of servers with these entries; `source` is their file, if they have one.
 
         `place` gets the path of a wrong value, from the server's name on, and returns the error's prefix.
         """
@@ -542,7 +542,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 
 def _root_key(document: Document) -> str:
-    """Return the key of `ROOT_KEYS` that the file has, or ""; raises for two of them, or a misspelt one."""
+    """Return the key of `ROOT_KEYS` in the file, or ""; raises for no object, two keys or a misspelt one."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise file_error(source, "should contain a JSON object with the key 'mcpServers'.")

@@ -44,9 +44,9 @@ def read_project_tables(path: Path) -> ProjectTables:
 
 
 def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
-    """Return a file's settings, and its problems: unknown tables in `tool.grue`, settings in both roots.
+    """Return a file's settings, and its problems: unknown keys in `tool.grue`, settings in both roots.
 
-    Raises `MCPConfigError` if the file cannot be read or is not TOML, or has another value for a table.
+    Raises `MCPConfigError` if the file cannot be read or is not TOML, or one of `TABLES` is no table.
     """
     missing = f"Configuration file not found: {path}. Name an existing TOML file, or create this one."
     document = parse_toml(read_config_text(path, if_missing=missing), path)

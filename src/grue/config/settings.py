@@ -88,7 +88,7 @@ _Count = Annotated[int, Field(ge=1)]
 
 
 class Unwritten(int):
-    """A default. If the user sets no limit for a server's start, commands such as `npx` have 60 s."""
+    """A limit for a server's start that the user has not set: commands such as `npx` have 60 s instead."""
 
 
 _Above0 = Annotated[float, Field(gt=0, allow_inf_nan=False), WrapValidator(_as_written)]
@@ -223,8 +223,8 @@ class GameConfiguration(_Table):
         agent_model: The endpoint's name for the agent's model.
         wire_format: Request format: `chat_completions`, `responses` or `messages`; `None`: the URL decides.
         turn_timeout_seconds: Time limit of a whole turn, half an hour by default; `None`: no limit.
-        extra_headers: HTTP headers of each LLM request; `${VAR}` is replaced by an environment variable.
-        extra_body: Fields added to the body of each LLM request unchanged.
+        extra_headers: HTTP headers of requests to `client_base_url`; `${VAR}` is an environment variable.
+        extra_body: Fields added to the body of each request to `agent_model` unchanged.
         text_tool_calls: What happens if the model writes a tool call as text: `ask` the model for a real
             call, `run` the call, or `keep` the text.
         then: Fallback models, which are asked in this order if `agent_model` fails.

@@ -27,7 +27,7 @@ from grue.transports.llm.endpoint import LlmSettings, api_key, require_key
 
 
 def runner_options(config: GameConfiguration, lock: ToolLock | None) -> dict[str, Any]:
-    """Return the arguments of a `Runner` that a project's settings determine. `lock` is the tool lock."""
+    """Return a `Runner`'s arguments from a project's settings, without `llm` and `servers`."""
     return {
         "limits": turn_limits(config),
         "policy": policies.FailurePolicy(on_tool_drift=on_tool_drift(config)),

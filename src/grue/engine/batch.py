@@ -131,7 +131,7 @@ class CompletedTurns:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a reference to a conversation's entries after a turn; `past` refers to the entries before it."""
+    """Return a reference to the entries after a turn; `past` refers to those before it. `None`: not known."""
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)

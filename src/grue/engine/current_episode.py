@@ -194,7 +194,7 @@ def with_default(start: Start | None, when: StartWhen) -> Start:
 
 
 class CurrentEpisode:
-    """Runs the turns of a runner, and its tool calls outside turns. Thread-safe.
+    """Runs a runner's turns, except those of `Runner.map`, and its tool calls outside turns. Thread-safe.
 
     If `lasting`, all of them run in one event loop, until `close` or until this object is garbage collected.
     Otherwise `submit` and `run_beside` share a loop, which ends with the last of their work; a blocking turn

@@ -55,8 +55,8 @@ _SHORT = 100
 class EarlierResults:
     """Finds whole results of earlier turns, for the built-in tool `read_result`. Thread-safe.
 
-    For a turn that has a trace, only its number and the trace's path are kept in memory. Of other turns, the
-    newest results are kept, up to `KEPT_BYTES`, but no short ones.
+    For a turn that has a trace, only a `TurnRecorded` is kept in memory. Of other turns, the newest results
+    are kept, up to `KEPT_BYTES`, but no short ones.
     """
 
     def __init__(self, turns: Iterable[TurnRecorded] = ()) -> None:
@@ -357,7 +357,7 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def between_turns(self) -> Iterator[bool]:
-        """Let no turn start in the conversation within the block; yield whether `add` may be called."""
+        """Yield whether `add` may be called. If so, no turn can start in the conversation within the block."""
         if not self._in_turn.acquire(blocking=False):
             yield False
             return

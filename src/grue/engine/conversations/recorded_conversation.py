@@ -65,7 +65,7 @@ def resume_conversation(
     """Return a conversation that a trace holds, and the tools that each server last listed on opening.
 
     `name`: the conversation's id (`turn-N` for a turn in no conversation); `None`: the last turn's
-    conversation. Raises `ConversationError` if the trace lacks a part of it, or a secret in it was redacted.
+    conversation. Raises `ConversationError` if the trace lacks it or a part, or a secret in it was redacted.
     """
     points = _branch_points(open_episode(path))
     reader, forks = TalkReader(points), TalkReader(points)
@@ -541,7 +541,7 @@ def asks_again(resumed: m.Resumption) -> bool:
 
 
 def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
-    """Return `{server: tools}` if the message lists all tools of a server, unredacted; otherwise `{}`."""
+    """Return `{server: tools}` for a `SessionOpened` that lists all tools, unredacted; otherwise `{}`."""
     body = envelope.body
     if not isinstance(body, m.SessionOpened) or envelope.redacted or body.serves_unlisted:
         return {}
@@ -576,7 +576,7 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
             part = parts[number]
             part.add(envelope)
             if not part.is_open and part.end is not None:
-                # Keep only `run` and `end` of an ended turn: a trace may hold thousands of turns.
+                # Keep little of an ended turn: a trace may hold thousands of turns.
                 parts[number] = kept = RecordedTurn(envelope, part.run, None)
                 kept.end, kept.called = part.end, part.called if part.run.resumed else {}
     for number, left in parked.items():
