@@ -357,7 +357,7 @@ class KeptConversation:
 
     @contextlib.contextmanager
     def between_turns(self) -> Iterator[bool]:
-        """Yield whether `add` may be called. If so, no turn can start in the conversation within the block."""
+        """Yield whether `add` may be called; if so, no turn can start within the block."""
         if not self._in_turn.acquire(blocking=False):
             yield False
             return
