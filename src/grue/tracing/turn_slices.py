@@ -37,7 +37,9 @@ class TurnSlice(Struct):
         return self.begun and not self.over and not self.overtaken
 
 
-_MOST_AT_ONCE = 1000  # most slices in memory: a turn that is cancelled as it begins has no end
+# Most slices, and most skipped numbers, in memory: a turn that is cancelled as it begins has no end, and a
+# forged trace can skip any number of turns.
+_MOST_AT_ONCE = 1000
 
 
 def split_turns(envelopes: Iterable[EpisodeEnvelope]) -> Iterator[TurnSlice]:
@@ -94,8 +96,10 @@ class TurnSplitter:
         if turn and not resumes and not turn_slice.turn:
             late = self._is_late(turn)
             turn_slice.turn, turn_slice.again = turn, turn <= self._last and not late
-            if turn - self._last <= _MOST_AT_ONCE:
-                self._skipped.update(range(self._last + 1, turn))
+            skipped = range(self._last + 1, turn)[-_MOST_AT_ONCE:]
+            if len(self._skipped) + len(skipped) > _MOST_AT_ONCE:
+                self._skipped.clear()
+            self._skipped.update(skipped)
             self._skipped.discard(turn)
             self._last = max(turn, self._last) if late else turn
         turn_slice.envelopes.append(envelope)

@@ -8,7 +8,7 @@ from turns import run
 
 from grue.messages import RunTurn, TurnCompleted
 from grue.runtime.trace.recorder import Envelope
-from grue.tracing.turn_slices import TurnSlice, split_turns
+from grue.tracing.turn_slices import TurnSlice, TurnSplitter, split_turns
 
 
 def told(*words: str) -> list[Envelope[Any]]:
@@ -53,6 +53,16 @@ def test_a_lower_number_while_no_turn_runs_begins_slices_anew() -> None:
     found = split("run 3", "end 3", "run 1", "end 1", "run 3", "end 3")
     assert [turn_slice.turn for turn_slice in found] == [3, 1, 3]
     assert [turn_slice.again for turn_slice in found] == [False, True, False]
+
+
+def test_of_many_skipped_numbers_only_the_last_are_kept() -> None:
+    splitter = TurnSplitter()
+    for envelope in told(*(f"run {1000 * number}" for number in range(1, 20)), "run 10000000000"):
+        list(splitter.completed_by(envelope))
+        splitter.take(envelope)
+        assert len(splitter._skipped) <= 1000
+    found = split("run 600", "run 1200", "run 2001", "run 1999", "run 2003", "run 2002")
+    assert not any(turn_slice.again for turn_slice in found)
 
 
 def test_a_second_run_of_a_batch_begins_chapters_anew() -> None:
