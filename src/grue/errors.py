@@ -28,7 +28,7 @@ def _unpickled(kind: type[MCPError], args: tuple[Any, ...]) -> MCPError:
 
 
 class MCPConfigError(MCPError):
-    """A configuration file, table or value cannot be used. Usually raised before the turn starts anything.
+    """A configuration file, table or value cannot be used. Usually raised before a turn starts anything.
 
     Attributes:
         path: The file, or `None` when the value did not come from a file.

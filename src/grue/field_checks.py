@@ -33,7 +33,7 @@ _OWNERS: dict[str, Collection[str]] = {}  # the keywords that classes accept, by
 
 
 class OwnKeywords(StructMeta):
-    """Metaclass of Structs: the `TypeError` about an unknown keyword names a similar one or its owner."""
+    """Metaclass of Structs: a `TypeError` about an unknown keyword names a similar one or a class with it."""
 
     def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)
@@ -110,10 +110,10 @@ def check_settings(
 ) -> None:
     """Check the types of a user's settings, and that their numbers are finite and not negative.
 
-    A list becomes a tuple where a tuple is declared, and a path becomes a text; a number or text of another
-    library, such as numpy's float64, becomes Python's own. Only the fields in `only` are checked (empty:
-    all). Numbers of fields in `above_0` may not be 0, and numbers of fields in `any_number` may have any
-    value. A wrong value raises `MCPConfigError`. `show_words=False`: its text does not quote a wrong word.
+    A list becomes a tuple where a tuple is declared, and a path becomes a text; a value of a subclass of
+    `float` or `str`, such as numpy's float64, becomes Python's own. Only the fields in `only` are checked
+    (empty: all). Numbers of fields in `above_0` may not be 0, and numbers of fields in `any_number` may have
+    any value. A wrong value raises `MCPConfigError`, whose text quotes a wrong word only if `show_words`.
     """
     kind = type(settings)
     for name, default in _defaults(kind):

@@ -2,7 +2,7 @@
 
 A turn can be forked only where a single message decides what happens next: before a request to the model, and
 between a reply and its tool calls or the check of its answer. From there on the turn runs like any other, but
-a tool call that the record has a result for gets that result (`engine/recorded_tools.py`).
+its calls to servers get the recorded results, if any (`engine/recorded_tools.py`).
 """
 
 import math
@@ -84,7 +84,8 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
 
 class _Place(Struct, frozen=True):
     event: EpisodeEnvelope  # the last recorded message before the place
-    events: tuple[m.TurnEvent, ...]  # what the agent got before `event`; empty: the whole turn is run again
+    # What the agent got from its last `RunTurn` on, before `event`; empty: the whole turn is run again.
+    events: tuple[m.TurnEvent, ...]
     opened: tuple[m.ServerName, ...] = ()  # the servers whose sessions are open there
     spent: Spent = Spent()  # what the turn had spent before the place, which the fork does not pay again
     iterations: int = 0  # the number of replies with tool calls before the place
@@ -309,7 +310,7 @@ class ForkedRun(HostTurn[T]):
         self.started_by = changed
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
-        """Run the turn as `HostTurn.run` does; raises `ForkMissed` if the record lacks a result or answer."""
+        """Run the turn as `HostTurn.run` does; may raise `ForkMissed`."""
         try:
             return await super().run(resources)
         except errors.ApprovalPending as pending:
@@ -368,7 +369,7 @@ def _replaced_results(
 
 
 def changed_turn(begun: m.RunTurn, changes: Mapping[str, Any], system: str | None = None) -> m.RunTurn:
-    """Return a turn with other limits and policies, and another system text unless `system` is `None`."""
+    """Return `begun` with changed limits and failure policy, and with `system` unless it is `None`."""
     try:
         policy, limits = parted(changes)
         return replace(

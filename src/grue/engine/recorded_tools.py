@@ -39,7 +39,7 @@ _Question: TypeAlias = tuple[str, str]
 
 
 class RecordedCall(Struct):
-    """A tool call of the recorded turn. `seq` is the number of the message `settlement`; 0: it has none."""
+    """A tool call of the recorded turn. `seq`: the number of the message `settlement`, or 0 without one."""
 
     server: m.ServerName
     call: m.ServerCall
@@ -187,7 +187,7 @@ class TurnRecord:
         return found
 
     def of_task(self, task: m.ToolTask) -> RecordedCall | None:
-        """Return the recorded call that the server ran as this MCP task; `None`: there is none."""
+        """Return the settled call that the server ran as this MCP task; `None`: there is none."""
         tasks = (each for each in self._calls.values() if each.seq and each.call.task == task)
         return next(tasks, None)
 

@@ -83,9 +83,9 @@ class Runner(AsyncToolAccess, Closing):
         start: When a server starts, unless its own options say when. `before`: before the first request.
             `beside`: at the same time, if the server's tools are known. `beside_if_locked`: at the same time,
             if the tool lock lists them. `when_called`: at the first call of one of them, if they are known.
-            Two values start servers in advance for the next turn: `after_turn` when a turn has ended,
-            `beside_turn` while a turn waits for its model. `("after_turn", "beside")`: the second value is
-            for servers not started in advance.
+            With `keep="loop"`, two values start servers in advance for the next turn: `after_turn` when a
+            turn has ended, `beside_turn` (in `map` also without `keep`) while a turn waits for its model.
+            `("after_turn", "beside")`: the second value is for servers not started in advance.
 
     Raises:
         MCPConfigError: An argument is invalid, or `keep` and `start` conflict.
@@ -155,7 +155,8 @@ class Runner(AsyncToolAccess, Closing):
         The servers come from `mcp_config.json` beside the TOML file, or the `config_file` that it sets under
         `mcp`, if it exists. With `enabled = false` there it is ignored; with `enabled = true` it must exist.
         The endpoint's API key is in the environment variable `GRUE_API_KEY`, or that of its provider, such as
-        `OPENROUTER_API_KEY`. `start` and `llm` replace the file's. With `llm`, no API key is needed.
+        `OPENROUTER_API_KEY`. `start` and `llm` replace the file's, but with `start="after_turn"` or
+        `"beside_turn"` the file's is for servers not started in advance. With `llm`, no API key is needed.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.

@@ -180,7 +180,7 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, poli
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server; give an MCP server its key in `servers=` as its name."""
+    """Return the server, an MCP server with its key as its name; raise `MCPConfigError` for another form."""
     if isinstance(server, McpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
@@ -240,7 +240,7 @@ def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, Tool
 def servers_for(
     tools: bool | Sequence[str], servers: Mapping[m.ServerName, ToolServer]
 ) -> tuple[m.ServerName, ...]:
-    """Return the servers of a turn; `tools` is as in `TurnRequest`."""
+    """Return the names of a turn's servers; `tools` is as in `TurnRequest`."""
     if isinstance(tools, bool):
         return tuple(servers) if tools else ()
     starts = tuple(_GLOB.split(pattern, maxsplit=1)[0] for pattern in tools)
@@ -272,7 +272,7 @@ class PresumedListings:
     def for_turn(
         self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], registry: ProcessRegistry
     ) -> m.ToolsPresumed | None:
-        """Return the listings to ask with before a turn's servers have started; `None`: do not ask before."""
+        """Return the tools to offer before a turn's servers have started; `None`: wait for the servers."""
         waiting = {listing.server for listing in command.when_called}
         servers = [name for name in command.servers if name not in waiting]
         on = [name for name in servers if not isinstance(connections.get(name), Disabled)]

@@ -2,7 +2,7 @@
 
 A turn runs as any other until it asks the model. Then its request is stored in a file, its sessions are
 closed, and only its `TurnRequest` stays in memory. When no turn runs any more, the requests are sent. When a
-batch has ended, the turns whose replies have come go on from their traces until they ask the model again.
+batch has ended, the turns whose replies have come go on from their traces until they ask again or end.
 
 The state of each turn is in its trace, and the state of each request is in the batch's folder
 (`transports/llm/batch_folder.py`). So whenever a process is killed, the next one can go on with every turn.

@@ -267,7 +267,7 @@ class FleetBatches:
 
 
 class _Model:
-    """The waiting requests to one model. A provider that is down stops only the `poll` of its own models."""
+    """The waiting requests to one model, and their `poll`, so that no model waits for another's provider."""
 
     def __init__(self, files: BatchFolder, endpoint: llm.LlmEndpoint, batching: Batching) -> None:
         self.files = files

@@ -241,7 +241,7 @@ class Broker(Struct):
     window: float = SLOW_START  # how many requests the endpoint seems to take at one time
     overloads: int = 0
     paused_until: float = -math.inf  # monotonic seconds; no request starts before
-    refused: str = ""  # the limit for which `ask` last refused a request, in words; empty: it refused none
+    refused: str = ""  # in words, the used-up limit for which `ask` last refused a request; empty: none
     _slow_start: bool = True
     _short: bool = False  # whether the window was full lately
     _starts: deque[float] = field(default_factory=deque)
@@ -404,7 +404,7 @@ class RequestCount:
         return permit if isinstance(permit, str) else _Counted(self, permit, wanted.model)
 
     async def admit_only(self, wanted: exchange.WantedRequest) -> exchange.Permit | str | None:
-        """Ask the gate `inner`, if any. The caller has to count the cost with `add` after the request."""
+        """Return the answer of the gate `inner`; `None`: no gate. The caller counts the cost with `add`."""
         with self._lock:
             self.waiting += 1
         permit = None if self._inner is None else await self._inner.admit(wanted)

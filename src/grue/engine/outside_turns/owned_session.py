@@ -1,7 +1,7 @@
 """A tool session that one task owns from connect to disconnect, while any task may use it.
 
-Other tasks put commands into the mailbox of the session's actor and wait for events. They never enter or
-leave the connection: anyio's cancel scopes must be left in the task that entered them.
+Other tasks send tool calls to the session's actor, and requests over the open connection. They never enter
+or leave the connection: anyio's cancel scopes must be left in the task that entered them.
 """
 
 import asyncio
@@ -97,7 +97,7 @@ class OwnedSession:
         return opened and self._client is not None and self._client.status.alive
 
     async def opened(self) -> m.ConnectOutcome | None:
-        """Wait until the server is connected or connecting has failed. Cancelling this wait ends the session.
+        """Wait for the outcome of connecting, and return it. Cancelling this wait ends the session.
 
         `None`: the task that owns the session ended before there was an outcome.
         """
@@ -229,8 +229,8 @@ class OwnedSession:
         try:
             await self._run()
         except BaseException as error:
-            # Raise here only what has to end this task. Keep any other error for `call`, which raises it in
-            # the task that uses the session: a KeyboardInterrupt raised here would stop the whole event loop.
+            # Raise here only what has to end this task. Keep any other error for the tasks that use the
+            # session: a KeyboardInterrupt raised here would stop the whole event loop.
             if ends_the_task(error):
                 raise
             self.fault = error
@@ -268,7 +268,7 @@ class OwnedSession:
         return self._client
 
     def _take(self, event: m.SessionEvent) -> bool:
-        """Pass an event to the task that waits for it. Return whether the session is still open."""
+        """Take an event, and wake the task that waits for it. Return whether the session is still open."""
         assert self._actor is not None, "events come from the actor"
         match event:
             case m.SessionOpened() | m.McpDisabled() | m.StartupFailed():

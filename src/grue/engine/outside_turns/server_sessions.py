@@ -262,7 +262,7 @@ class ServerSessions:
         """Return a server's session. If there is none yet, open one.
 
         With `again`, also replace a session whose server has died, at most `max_reconnects` times. If such a
-        reconnect fails, all later calls raise its error, unless `max_reconnects` is `None`.
+        reconnect fails, only `connect` tries again, unless `max_reconnects` is `None`.
         """
         state, most = self._states[server], self._sources.max_reconnects
         outcome = state.outcome if state.reconnects else None
@@ -365,9 +365,9 @@ def _request_error(failed: errors.MCPError, server: m.ServerName, method: str) -
 def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[TurnResources], Awaitable[T]]:
     """Return a function that does `work` with sessions of a runner, outside its turns.
 
-    With `keep="sessions"`, `work` uses the kept sessions; if a turn runs meanwhile, a call waits until the
-    turn's current batch of tool calls is done. Otherwise new sessions are opened. A prewarmed session is
-    never used: it belongs to the next turn, whose calls must be the first that reach its server.
+    With `keep="sessions"`, `work` uses the kept sessions of MCP servers; during a turn, a call waits until
+    the turn's current batch of tool calls is done. In other cases new sessions are opened. A prewarmed
+    session is never used: it belongs to the next turn, whose calls must be the first that reach its server.
     """
     refuse_inside_turn(settings.wiring)
 

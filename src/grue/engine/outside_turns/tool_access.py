@@ -41,8 +41,8 @@ class ToolAccess(ABC):
     def tools(self) -> tuple[m.ToolDefinition, ...]:
         """Return the tools of all servers. Connects if necessary.
 
-        If an earlier connect to a server has failed, a `ToolClient` leaves the server out; with
-        `max_reconnects=None` it tries to connect again.
+        A `ToolClient` leaves out a server that it could not start earlier; with `max_reconnects=None` it
+        tries again.
 
         Raises:
             MCPServerStartupError: A server that this call connects to could not be started.
@@ -83,7 +83,7 @@ class ToolAccess(ABC):
             name: `SERVER.TOOL`.
             arguments: A JSON object; `None`: no arguments.
             timeout_s: Limit in seconds, from the sending of the call; `None`: `limits.tool_call_timeout_s`.
-            check: Raise an error for a call that failed. By default the result is an error result.
+            check: Raise an error for a failed call. By default, such a call returns an error result.
             turn: Number of the turn that the call is recorded in, for a host that makes the calls of a reply
                 itself; 0: the call belongs to no turn.
             definition: The tool's definition, as `tools()` returned it when the call was decided. If the tool
@@ -114,8 +114,8 @@ class ToolAccess(ABC):
         subscription needs a session that stays open: a `ToolClient`, or a runner that keeps its sessions. The
         updates are recorded as `ServerNoted` of the kind `updated`. `subscriptions/listen` (MCP revision
         2026-07-28) returns what the server agreed to, with a `subscriptionId`. The stream of updates ends
-        with the session, or when you send `notifications/cancelled` with that id as its `requestId`. If the
-        server ends the stream, that is recorded as `ServerNoted` of the kind `updates_ended`.
+        with the session, or when you send `notifications/cancelled` with that id as its `requestId`. If it
+        ends otherwise, that is recorded as `ServerNoted` of the kind `updates_ended`.
 
         Args:
             server: The server's name.

@@ -55,8 +55,8 @@ class ToolClient(ToolAccess):
         process_limits: How server processes are ended, and how large their messages may be.
         elicit: Asks the user a server's question, in the sessions' event loop; `None`: all are declined.
         max_reconnects: How often each server that has died is connected again, before the next call to it.
-            If that fails, later calls do not try it. `None`: no limit, and `tools()` connects again, too. The
-            call during which a server died is never repeated.
+            If that fails, later calls do not try again. `None`: no limit, and `tools()` connects again, too.
+            The call during which a server died is never repeated.
 
     Raises:
         MCPConfigError: An argument cannot be used, for example a server's name.
@@ -119,7 +119,7 @@ class ToolClient(ToolAccess):
 
     @property
     def closed(self) -> Mapping[str, m.SessionClosed]:
-        """How each server's last session ended, by server name; servers with an open session are left out."""
+        """How each server's last session ended, if it has ended, by server name."""
         return self._sessions.closed
 
     def connect(self, *names: str) -> Mapping[str, m.SessionOpened | m.ServerFailure]:
