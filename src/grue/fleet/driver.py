@@ -174,7 +174,7 @@ class Driver:
         # A third Ctrl-C ends the run at once.
         self.tally.total = sum(1 for _ in self._plan.cases())
         # A Ctrl-C between recording a job as running and submitting it would leave a job that counts as
-        # running for ever. So Ctrl-C is deferred to the places where `raise_deferred` is called.
+        # running for ever. So the first two are deferred to the places where `raise_deferred` is called.
         try:
             with defer_interrupts():
                 self._do(self._jobs())

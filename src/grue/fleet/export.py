@@ -57,7 +57,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     request: int
     message: int  # number of the request's message in the trace
     model: str
-    # as chat completions; each has a field `by`, which says who wrote it: `host`, `model`, `tool`, or `grue`
+    # in the format of chat completions; the field `by` says who wrote it: `host`, `model`, `tool`, or `grue`
     messages: list[m.JsonObject]
     tools: list[m.JsonObject]
     reply: m.JsonObject

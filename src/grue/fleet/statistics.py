@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from grue.errors import MissingDependencyError
 
-# With fewer cases (or groups of them), no interval would contain the true value as often as it claims.
+# With fewer cases (or groups of them), the interval would contain the true mean in less than 95 %.
 LEAST_CASES = 15
 LEVEL = 0.95
 # The significance level: a difference counts as more than chance if its p-value is below this level.

@@ -1,7 +1,7 @@
 """The work of a fleet: a function that plays one episode and returns its score, or scores by name.
 
 The function must be importable, because other processes call it. If it raises, the episode has failed, unless
-the machine, the network or a server is at fault: then the episode is tried again.
+the machine, the network, a server or the budget is the reason: then it can be played again.
 """
 
 import ast
