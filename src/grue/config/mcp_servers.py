@@ -542,7 +542,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 
 def _root_key(document: Document) -> str:
-    """Return the key of `ROOT_KEYS` in the file, or ""; raises for no object, two keys or a misspelt one."""
+    """Return the file's key of `ROOT_KEYS`, or "". Raises for two, or a misspelt one, or no JSON object."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise file_error(source, "should contain a JSON object with the key 'mcpServers'.")
