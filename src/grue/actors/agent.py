@@ -185,7 +185,7 @@ class AgentActor(Actor[m.TurnEvent]):
         if self._asked is None and len(self.mailbox):
             with anyio.CancelScope(shield=True):
                 unread = await self.mailbox.receive()
-            if isinstance(unread.body, m.RunTurn):  # has no effect; record why the trace lacks the turn's end
+            if isinstance(unread.body, m.RunTurn):  # the turn never ran: record why its end is missing
                 self._note(m.TurnInterrupted(reason="cancelled"), sender="supervisor")
         if self._asked is None or not isinstance(self._asked.body, m.RunTurn):
             return

@@ -256,7 +256,7 @@ class Asking:
         if not 200 <= answer.status < 300:
             return answer.fault
         history = self._conversation.history
-        # A tool call without an id gets an id with this number, which must therefore rise from turn to turn.
+        # A tool call without an id gets one with this number. To keep ids unique, it rises from turn to turn.
         request = max(self._command.request, history.replies + 1)
         reply = self._conversation.read(
             answer.body,
