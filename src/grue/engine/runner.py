@@ -273,8 +273,8 @@ class Runner(AsyncToolAccess, Closing):
             TurnTimedOut: The turn's time limit passed.
             AnswerError: The model gave no acceptable answer, and the request has no fallback.
             ActorCrashed: An unexpected exception was raised; it is the `__cause__` of this error.
-            SystemExit: A callback of the host raised it. Other exceptions of a callback that are not of the
-                class `Exception` are raised too.
+            SystemExit: A callback of the host other than `elicit` raised it. Other exceptions of a callback
+                that are not of the class `Exception` are raised too.
             TurnCancelled: Another thread closed the runner.
             KeyboardInterrupt: Ctrl-C was pressed. Raised within seconds, after the clean-up.
 
