@@ -179,8 +179,13 @@ class OwnedSession:
             self._owner.cancel()
         else:
             close = m.CloseSession(server=self._command.server)
-            with contextlib.suppress(MailboxClosed):  # the session is ending already
-                await self._actor.mailbox.send(close, sender=_ME)
+            try:
+                with contextlib.suppress(MailboxClosed):  # the session is ending already
+                    await self._actor.mailbox.send(close, sender=_ME)
+            except Exception:  # an observer's, such as the trace's: nothing can be recorded
+                self._owner.cancel()
+                await asyncio.wait({self._owner})
+                raise
         await asyncio.wait({self._owner})
 
     async def _settlement(

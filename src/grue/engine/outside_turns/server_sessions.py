@@ -1,7 +1,6 @@
 """`ServerSessions`: sessions with tool servers outside turns, for the host's tool calls and requests."""
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
@@ -227,11 +226,21 @@ class ServerSessions:
         return tuple(items)
 
     async def close(self, *, hurried: bool = False) -> None:
-        """Close all sessions in parallel, and wait until they are closed."""
+        """Close all sessions in parallel, and wait until they are closed. Raises the first error of these."""
         sessions = [state.session for state in self._states.values() if state.session is not None]
+        failed: list[Exception] = []
+
+        async def close(session: OwnedSession) -> None:
+            try:
+                await session.close(hurried=hurried)
+            except Exception as error:  # noqa: BLE001 - raised below, when all sessions are closed
+                failed.append(error)
+
         async with anyio.create_task_group() as group:
             for session in sessions:
-                group.start_soon(functools.partial(session.close, hurried=hurried))
+                group.start_soon(close, session)
+        if failed:
+            raise failed[0]
 
     def _known(self, server: str) -> m.ServerName:
         if server not in self._states:

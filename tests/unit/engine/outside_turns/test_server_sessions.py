@@ -8,9 +8,10 @@ import pytest
 from scripted_server import ScriptedConnection, ScriptedServer
 
 from grue.engine.outside_turns.server_sessions import ServerSessions, SessionSources, with_sessions
-from grue.errors import MCPError, MCPRequestError, MCPServerStartupError, ToolServerDied
+from grue.errors import MCPError, MCPRequestError, MCPServerStartupError, ToolServerDied, TraceError
 from grue.messages import (
     CallTools,
+    CloseSession,
     JsonObject,
     OpenSession,
     ServerName,
@@ -142,6 +143,19 @@ async def test_a_cancelled_call_closes_its_session() -> None:
                     await anyio.sleep(0.001)
             group.cancel_scope.cancel()
     assert not scope.cancelled_caught
+    assert bench.server.log[-1] == "leave"
+
+
+async def test_sessions_whose_close_cannot_be_recorded_are_closed_and_raise_one_flat_error() -> None:
+    bench = Bench(lambda _method, _params: {})
+
+    def refuse(envelope: Envelope[Any], _: bytes) -> None:
+        if isinstance(envelope.body, CloseSession):
+            raise TraceError("No space left")
+
+    bench.sources.recorder.add(refuse)
+    with pytest.raises(TraceError, match="No space left"):
+        await with_sessions(bench.sources, lambda sessions: sessions.tools())
     assert bench.server.log[-1] == "leave"
 
 
