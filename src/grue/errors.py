@@ -181,8 +181,8 @@ class LLMError(MCPError):
     """The model gave no completion, after all retries.
 
     Attributes:
-        kind: How it failed: `refused`, `unavailable`, `timed_out`, `invalid_reply`, `damaged` (a stream with
-            garbage in it) or `unreachable`. A connection that broke off is `unavailable`.
+        kind: How it failed: `refused`, `unavailable`, `timed_out`, `invalid_reply`, `damaged` (the stream has
+            a fault) or `unreachable`. A connection that broke off is `unavailable`.
         reason: Why it failed, as a word that programs can compare: `key`, `permission`, `credit`, `rate`,
             `overloaded`, `region`, `model`, `tools`, `content`, `too_long`, `request`, `address`,
             `connection`, `timeout` or `reply`; empty if it is not known.

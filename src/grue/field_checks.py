@@ -33,7 +33,7 @@ _OWNERS: dict[str, Collection[str]] = {}  # the keywords that classes accept, by
 
 
 class OwnKeywords(StructMeta):
-    """Metaclass of Structs: a `TypeError` about an unknown keyword names a similar one or a class with it."""
+    """Metaclass of Structs: the error about an unknown keyword names a similar one or a class that has it."""
 
     def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)

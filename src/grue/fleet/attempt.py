@@ -46,7 +46,7 @@ class Task(Struct, frozen=True, kw_only=True):
     folder: Path
 
     def prepare(self) -> None:
-        """Import the code that `make` calls. What it changes in the process does not end the worker."""
+        """Import what `make` calls. What the import changes in the process does not end the worker."""
         raise NotImplementedError
 
     def make(self) -> AttemptEnd:
