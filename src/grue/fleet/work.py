@@ -316,7 +316,7 @@ def _running_modules(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_guarded(path: Path, line: int) -> bool:
-    """Return whether an earlier `if` on a name in `_TELLING_APART` may keep `line` from running again."""
+    """Return whether an `if` on a name in `_TELLING_APART` may guard `line`, or `path` cannot be read."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -1,6 +1,6 @@
 """A worker process of the local engine: does one task after another, on its main thread."""
-# The work may leave its process in any state. The parts that the next episode would notice are compared with
-# those before the attempt; if one has changed, the worker reports that it is not fit for another episode.
+# The work may leave its process in any state. If it has changed a part that the next episode would notice, or
+# has closed a descriptor that was open, the worker reports that it is not fit for another episode.
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ from grue.runtime.loops.interrupts import ignore_interrupts
 from grue.runtime.processes.descendants import live_members
 from grue.runtime.processes.guard import guard
 
-# How many episodes a worker plays before it is replaced, so that leaks of the work do not add up.
+# How many episodes a worker plays at most before it is replaced, so that leaks of the work do not add up.
 EPISODES_A_WORKER = 200
 
 # Descriptors below this number are compared where the system does not list the open descriptors.
@@ -70,7 +70,7 @@ def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
             return
         said = msgspec.json.encode(_made(job, last=made >= EPISODES_A_WORKER)) + b"\n"
         if not os.path.samestat(os.fstat(descriptor), ours):
-            # The work has closed the channel. Do not write: the descriptor may belong to another file now.
+            # The work has closed the channel, and its descriptor belongs to another file now: do not write.
             os._exit(1)
         _say(descriptor, said)
 
@@ -121,7 +121,7 @@ def _marks() -> tuple[list[object], set[tuple[int, int, int]]]:
 
 
 def _begin(place: Place) -> None:
-    """Set the driver's environment and folder, and connect to the broker, whose loss ends this process."""
+    """Take over the driver's environment and folder, and connect to the broker: its loss ends the process."""
     from grue.fleet.broker_server import BrokerLink
     from grue.runtime.processes.server_gate import set_server_gate
     from grue.transports.llm.exchange import set_request_gate

@@ -1,4 +1,4 @@
-"""Play an episode with the Zork host: play a text adventure and return its score."""
+"""Play an episode with the Zork host: play a text adventure and return the scores."""
 
 import contextlib
 import os

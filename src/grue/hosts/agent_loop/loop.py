@@ -268,7 +268,7 @@ def configured_options(config: "GameConfiguration", lock: ToolLock | None) -> Ru
 
 
 def _add_prefix(options: RunnerOptions) -> None:
-    """Add `mcp.` to the tool lock's names. Let patterns of tools match names with and without `mcp.`."""
+    """Add `mcp.` to the tool lock's names. Let patterns without `mcp.` match names with this prefix, too."""
     lock, policy = options.get("tool_lock"), options.get("tool_policy")
     search, context = options.get("tool_search"), options.get("context")
     if isinstance(lock, ToolLock):
@@ -398,7 +398,7 @@ class AgentLoop:
             **options: Arguments of the loop and of a `Runner`. They take precedence over the file.
 
         Raises:
-            MCPConfigError: A file is missing, or a value in it is invalid.
+            MCPConfigError: A file is missing, a value in it is invalid, or an argument cannot be used.
         """
         from grue.config.wiring import from_configuration  # imported here, because it loads pydantic
 
@@ -439,7 +439,7 @@ class AgentLoop:
             turn: The number of this turn in the trace; `None`: the next number.
 
         Raises:
-            MCPServerStartupError: An MCP server did not start at the first input.
+            MCPServerStartupError: The first connect to an MCP server failed, and `policy` says to raise.
             LLMError: The model gave no completion, after all retries.
             MCPError: Any other error of `Runner.run_turn`.
             ConversationBusy: Another input is running, such as the one whose `on_event` calls `run`.

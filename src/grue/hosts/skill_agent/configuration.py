@@ -35,7 +35,7 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         max_turns: How many replies the model may give, including unusable ones.
-        max_steps: How many steps the run may have: actions, including denied ones, and unusable replies.
+        max_steps: After how many steps no action is carried out. Denied actions and unusable replies count.
         time_limit_seconds: Time limit of the run, not including the time for closing the servers.
         requests: How many completions may be requested from the model. Retries are not counted.
         tokens: How many tokens may be used, sent and received together.

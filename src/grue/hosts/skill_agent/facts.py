@@ -160,7 +160,7 @@ class McpServerAbsent(McpConnectionFailed, frozen=True, kw_only=True, tag="skill
 
 
 class McpToolShadowed(EventFact, frozen=True, kw_only=True, tag="skillagent.McpToolShadowed"):
-    """Two servers have a tool of the same name. A call by the bare name reaches the tool of `server`."""
+    """Two servers have a tool of the same name. The bare name does not call the tool of `shadowed`."""
 
     event: ClassVar[str] = "mcp_tool_shadowed"
     level: ClassVar[LogLevel] = "warning"

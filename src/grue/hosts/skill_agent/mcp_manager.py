@@ -39,7 +39,7 @@ class McpCallResult(Struct, frozen=True):
         tool_name: The tool's bare name at that server; if no server has such a tool, the name as called.
         content: The server's content blocks; if there are none, one text block with `raw_text`.
         is_error: Whether the tool reported an error, or was not called, for example because it has changed.
-        raw_text: The text of the content blocks. Without text: the structured result as JSON, or the error.
+        raw_text: The text of the content blocks. Without text: the error, or else the result as text or JSON.
     """
 
     server_name: str
@@ -207,12 +207,12 @@ class McpManager:
 
         Raises:
             MCPRequestError: The server refused the request, did not answer in time, or has died.
-            MCPError: The manager is not connected, or there is no such server.
+            MCPError: The manager is not connected, there is no such server, or it cannot be started again.
         """
         return self._opened().client.request(server, method, params)
 
     def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
-        """Return the items of all pages of a list, such as `skills/list`. Raises the errors of `request`."""
+        """Return the items of a list, such as `skills/list`. Raises as `ToolClient.request_all`."""
         return self._opened().client.request_all(server, method)
 
     def _opened(self) -> _Connected:

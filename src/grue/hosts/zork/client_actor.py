@@ -101,7 +101,7 @@ class ClientActor(Actor[m.LlmCommand]):
         return await lent.answered(command, conversation, counted, time.monotonic() - begun)
 
     async def _asked(self, conversation: EncodedConversation, request: int) -> Reply | m.LlmFailure:
-        """Wait for the request gate (a fleet's rate limit). If it permits the request, ask the client."""
+        """Ask the client. If it is no `LLMClient`, first wait for the request gate (a fleet's rate limit)."""
         body, settings = conversation.body(self._settings), self._settings
         permit: exchange.Permit | str | None = None
         if not isinstance(self._client, LLMClient):  # an `LLMClient` waits at the gate itself

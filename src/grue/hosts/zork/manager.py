@@ -33,7 +33,7 @@ class TurnUse(Struct, frozen=True):
 
 
 class _SessionNews:
-    """An observer of a manager's sessions, which passes their messages to the manager's observers.
+    """Passes the messages of a manager's sessions to its observers; during a turn, only notices to the turn.
 
     An open session refers to this object, so a reference to the manager here would keep the manager alive.
     """

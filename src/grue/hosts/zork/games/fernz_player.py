@@ -123,7 +123,7 @@ class _Player:
 
 
 def main() -> int:
-    """Play the story that the command line names. Return 1 if it cannot be run."""
+    """Play the story that the command line names; return the exit status, 1 after an error."""
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
     sys.stdin.reconfigure(encoding="ascii", errors="replace")  # type: ignore[union-attr]
     sys.stdout.reconfigure(encoding="ascii", errors="replace")  # type: ignore[union-attr]

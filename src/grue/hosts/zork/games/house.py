@@ -98,7 +98,7 @@ class HouseGame:
 
 
 def _dark_falls(turn: rules.Turn) -> list[str]:
-    """Count a turn in the dark. The fourth in a row kills, unless the grue has heard the music box."""
+    """Count turns in the dark; return the warning. The fourth in a row kills, unless the grue is content."""
     state = turn.state
     if turn.killed_by or not rules.is_dark(state) or turn.happened("grue_content"):
         state.dark_turns = 0

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class Barrier(Struct, frozen=True, forbid_unknown_fields=True):
-    """Blocks the exit to the room `to` until `flag` is set. Until then `text` answers who tries to go."""
+    """Blocks the exit to the room `to` until `flag` is set. Until then the player reads `text` there."""
 
     to: str
     flag: str

@@ -166,7 +166,7 @@ class ZMachineGame:
             raise GameError(f"{self.name} is not running; start it with reset().")
         if self._done:
             return self._observe(_OVER)
-        # Replace AGAIN by the last command: the interpreter would repeat its own last input, perhaps SCORE.
+        # Replace AGAIN by the last command: the game would repeat the last line it got, perhaps SCORE.
         # Before the first command, AGAIN becomes an empty line, which has no effect.
         if command.strip().lower() in _AGAIN:
             command = self._repeated
