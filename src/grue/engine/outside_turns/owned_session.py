@@ -182,9 +182,10 @@ class OwnedSession:
             try:
                 with contextlib.suppress(MailboxClosed):  # the session is ending already
                     await self._actor.mailbox.send(close, sender=_ME)
-            except Exception:  # an observer's, such as the trace's: nothing can be recorded
-                self._owner.cancel()
-                await asyncio.wait({self._owner})
+            except BaseException as error:
+                if not ends_the_task(error):  # an observer's, such as the trace's: nothing can be recorded
+                    self._owner.cancel()
+                    await asyncio.wait({self._owner})
                 raise
         await asyncio.wait({self._owner})
 

@@ -228,12 +228,14 @@ class ServerSessions:
     async def close(self, *, hurried: bool = False) -> None:
         """Close all sessions in parallel, and wait until they are closed. Raises the first error of these."""
         sessions = [state.session for state in self._states.values() if state.session is not None]
-        failed: list[Exception] = []
+        failed: list[BaseException] = []
 
         async def close(session: OwnedSession) -> None:
             try:
                 await session.close(hurried=hurried)
-            except Exception as error:  # noqa: BLE001 - raised below, when all sessions are closed
+            except BaseException as error:  # raised below, when all sessions are closed
+                if ends_the_task(error):
+                    raise
                 failed.append(error)
 
         async with anyio.create_task_group() as group:

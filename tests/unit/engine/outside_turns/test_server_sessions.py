@@ -146,15 +146,18 @@ async def test_a_cancelled_call_closes_its_session() -> None:
     assert bench.server.log[-1] == "leave"
 
 
-async def test_sessions_whose_close_cannot_be_recorded_are_closed_and_raise_one_flat_error() -> None:
+@pytest.mark.parametrize("error", [TraceError("No space left"), SystemExit("No space left")])
+async def test_sessions_whose_close_cannot_be_recorded_are_closed_and_raise_one_flat_error(
+    error: BaseException,
+) -> None:
     bench = Bench(lambda _method, _params: {})
 
     def refuse(envelope: Envelope[Any], _: bytes) -> None:
         if isinstance(envelope.body, CloseSession):
-            raise TraceError("No space left")
+            raise error
 
     bench.sources.recorder.add(refuse)
-    with pytest.raises(TraceError, match="No space left"):
+    with pytest.raises(type(error), match="No space left"):
         await with_sessions(bench.sources, lambda sessions: sessions.tools())
     assert bench.server.log[-1] == "leave"
 
