@@ -52,7 +52,7 @@ class _SessionNews:
 
 
 class MCPManager:
-    """Manage sessions with the first configured MCP server, one at a time.
+    """Manage sessions with the first enabled MCP server of the file, one at a time.
 
     Each session runs in a task of its own, so the coroutines may be called from any task of the event loop.
     No server process is left after `disconnect_session`, when the manager is garbage-collected, or when the
@@ -63,7 +63,7 @@ class MCPManager:
     client down.
 
     Attributes:
-        ignored_servers: Names of the other servers in the file, which are not used.
+        ignored_servers: Names of the other enabled servers in the file, which are not used.
         config_warnings: A sentence for each key of the file that has no effect, or perhaps an unintended one.
         connection: Untried, proven or disabled in this episode. A program may store and set it.
 

@@ -130,11 +130,11 @@ class ZMachineGame:
     """A story file (.z1 to .z8) as a `Game`.
 
     The room is known once the game has printed the room's heading or a status line. Score and moves come from
-    the status line if there is one. Otherwise SCORE, which takes no game time, is sent after each command,
-    until an answer to SCORE names no score. SCORE is not sent after a question of the game, which would take
-    SCORE for the answer, nor after an unknown word, which the next command may correct ("oops"). The
-    inventory is always `None`, because asking for it takes a turn. `notice` is a sentence for people about
-    the choice of the interpreter, or empty.
+    the status line, or from texts that name the score. Without a status line, SCORE, which takes no game
+    time, is sent at the start and after each command, until an answer to SCORE names no score. SCORE is not
+    sent after a question of the game, which would take SCORE for the answer, nor after an unknown word, which
+    the next command may correct ("oops"). The inventory is always `None`, because asking for it takes a turn.
+    `notice` is a sentence for people about the choice of the interpreter, or empty.
     """
 
     def __init__(self, story: Path, *, interpreter: str | None = None) -> None:
