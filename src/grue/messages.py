@@ -234,7 +234,7 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
             the call may have taken effect).
         iteration: How many replies to requests with tools had tool calls, counted up to this call's reply.
         duration_s: How long the call took; `None`: not sent, or `interrupted`.
-        changed_arguments: The arguments that were sent instead of `arguments`, because a person changed them.
+        changed_arguments: What a person has changed the arguments to; `None`: nobody has changed them.
     """
 
     call_id: CallId
@@ -643,8 +643,8 @@ class ReplyTokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The tokens of a reply, as the endpoint reports them. grue only records them.
 
     Attributes:
-        ids: The tokens' ids, in order; empty: the endpoint does not report ids.
-        logprobs: Their log-probabilities, in the same order; empty: the endpoint reports none.
+        ids: The tokens' ids, in order; empty: not reported, or not readable.
+        logprobs: Their log-probabilities, in the same order; empty: not reported, or not readable.
     """
 
     ids: tuple[int, ...] = ()
@@ -1048,10 +1048,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):
-    """session -> agent: a server could not be connected to, and the turn must fail.
-
-    Sent if it was the first try in this episode, or since the turn was resumed, and
-    `FailurePolicy.first_connect` is `raise`.
+    """session -> agent: a first connect failed, so the turn must fail (see `FailurePolicy.first_connect`).
 
     Source: R6.1
     """
@@ -1461,7 +1458,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         tools: Patterns of the names of the tools to offer; `None`: offer all tools.
         resumed: The point from which a parked or killed turn goes on; `None`: the turn is new.
         context: How to stay within the model's context window; `None`: nothing is cleared.
-        earlier: The sizes of the conversation's entries before this turn, oldest first; only with `context`.
+        earlier: The sizes of the conversation's parts before this turn, oldest first; only with `context`.
         user_stub: The text that replaces `user` if a later turn clears it; empty: it is never cleared.
         show_schemas: Approval questions carry the tools' input schemas.
         binds_calls: Set in all new turns. It stands for four rules: a call is not sent if its tool has
@@ -1646,7 +1643,7 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TurnResumed(Message, frozen=True, kw_only=True):
     """host: the host resumes a turn. A `RunTurn` with the same number follows.
 
-    This note is flushed to the trace before anything else happens, so that no turn is resumed twice.
+    This note is flushed to the trace before the turn goes on, so that no turn is resumed twice.
 
     Attributes:
         after: Sequence number of the turn's last message before this note.

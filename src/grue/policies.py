@@ -12,7 +12,7 @@ from grue.field_checks import OwnKeywords, check_settings, shown
 
 # --- Types that allow only certain words
 #
-# If you add a word, mypy names places that have to handle it. Never remove a word: old traces contain it.
+# If you add a word, mypy reports places that have to handle it. Never remove a word: old traces contain it.
 
 ProcessEnding: TypeAlias = Literal["none", "polite", "terminated", "killed", "died"]
 """How a server process ended.
@@ -364,7 +364,7 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The size of a part of a conversation; `counted`: by the endpoint, otherwise estimated.
 
-    `call_id` and `tool` (its canonical name) are set for the result of a tool call. `stub` is the shorter
+    `call_id` and `tool` (its canonical name) are set only for results of tool calls. `stub` is the shorter
     text that replaces a user text when it is cleared; empty: the text has none.
     """
 

@@ -232,7 +232,7 @@ class OverriddenManagerConnection(ManagerConnection):
             self._lent.lend(None)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Connect and list the tools. `MCPServerStartupError` becomes `ServerFailed(manager.failure)`."""
+        """Connect and list the tools, or raise `ServerFailed`. A disabled manager has no tools."""
         self._lent.lend(TurnUse(self._note, timeout_s))
         return await super().open(timeout_s)
 

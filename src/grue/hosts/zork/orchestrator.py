@@ -100,7 +100,7 @@ class Memories:
         self._notes: dict[str, list[str]] = {}
 
     def learn(self, move: Move, after: Observation) -> str | None:
-        """Add a note about a move, and return the note; `None`: there is nothing new to note."""
+        """Add a note about a move, and return the note; `None`: nothing new, or an unknown place."""
         if move.location is None:
             return None
         if after.died:
@@ -241,7 +241,7 @@ class EpisodeResult(Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """`False` if failures, fallbacks or an interruption ended the episode; a lost game is `True`."""
+        """`False` if failures, fallbacks or an interruption ended the episode, or if it has not ended."""
         return self.reason not in ("fallbacks", "failed", "interrupted")
 
 
@@ -286,7 +286,7 @@ class ZorkOrchestratorV2:
 
     Raises:
         MCPError: The MCP configuration cannot be used, or `client` or `mcp_manager` lacks a method.
-        GameError: The game cannot be opened, or is not the game of the episode to resume.
+        GameError: The game cannot be opened, or cannot replay the episode to resume.
         MCPConfigError: The episode to resume was begun with an MCP server of another name, or MCP was
             switched on or off since. Nothing is recorded.
     """
@@ -426,7 +426,7 @@ class ZorkOrchestratorV2:
         """Replay an episode's commands in the game, and restore the rest of the state from the trace.
 
         Return the `Remembered` facts that the trace lacks. They are recorded later, because the constructor
-        may still refuse to resume, and then the trace must stay unchanged.
+        may still refuse to resume.
         """
         state = self.game_state
         if past.started.game_hash != self.game.fingerprint:

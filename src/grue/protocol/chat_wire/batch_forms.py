@@ -66,7 +66,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def lost(item: str, left: Literal["", "expired", "cancelled"], why: str = "") -> Result:
-    """Return the result of a request without a reply; `left` and `why`: how and why its batch ended early."""
+    """Return a result without a reply; `left`, `why`: how and why the batch ended, if it ended early."""
     if not left:
         words = "the batch has ended, and its results have nothing readable for this request"
         return Result(item=item, message=words)
@@ -95,7 +95,7 @@ class OpenAIBatches:
         return msgspec.json.encode({**body, "metadata": {KEY: key}})
 
     def state(self, batch: Json) -> BatchState:
-        """Return the state of a batch, from the provider's object; `ValueError` if it cannot be read."""
+        """Return the state of a batch, from the provider's object, or raise an error such as `ValueError`."""
         status = str(batch.get("status"))
         ended = status in ("completed", "expired", "cancelled")
         errors = (batch.get("errors") or {}).get("data") or ()
@@ -153,7 +153,7 @@ class AnthropicBatches:
         return msgspec.json.encode({"custom_id": item})[:-1] + b',"params":' + body + b"}\n"
 
     def state(self, batch: Json) -> BatchState:
-        """Return the state of a batch, from the provider's object; `ValueError` if it cannot be read."""
+        """Return the state of a batch, from the provider's object, or raise an error such as `ValueError`."""
         id_, ended = _text(batch, "id"), batch.get("processing_status") == "ended"
         counts = {name: n for name, n in (batch.get("request_counts") or {}).items() if isinstance(n, int)}
         state: Literal["ended", "running"] = "ended" if ended else "running"

@@ -168,7 +168,7 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     logprobs = tuple(float(each) for each in values if isinstance(each, int | float) and math.isfinite(each))
     read = m.ReplyTokens(
         ids=known if len(known) == len(ids) else (),
-        # After a stop word, or in a cut stream, the numbers of ids and logprobs may differ: drop these.
+        # After a stop word, or in a cut stream, the numbers of ids and logprobs may differ: drop logprobs.
         logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
     )
     return read if read.ids or read.logprobs else None
@@ -291,7 +291,7 @@ class ChatAssembler:
             self.finished = True
         if choices is not None and not isinstance(choices, list):
             raise DamagedStream("has choices that are not a list")
-        # No endpoint needs several choices in a chunk. Count the others in `held`: its limit bounds the work.
+        # No endpoint needs several choices in a chunk. Count all but the first in `held`, which is limited.
         self.held += sum(map(w.weight, choices[1:])) if choices else 0
         self._calls.chunk += 1
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
@@ -369,7 +369,7 @@ class ChatAssembler:
 
 
 class _Calls:
-    """The tool calls of a reply. A piece without an index or id continues the last call, or begins a call."""
+    """The tool calls of a reply. A piece with neither index nor id continues the last call, or begins one."""
 
     def __init__(self) -> None:
         self.chunk = 0

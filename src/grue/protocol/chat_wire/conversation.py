@@ -292,7 +292,7 @@ class EncodedConversation:
     def read(
         self, body: bytes, *, request: int, used_ids: Collection[str], text_tool_calls: TextToolCalls = "keep"
     ) -> w.Reply | Fault:
-        """Read the body of a reply, and the thoughts and tool calls in its text. This does not keep it."""
+        """Read a reply's body, and the thoughts and tool calls in its text. The history stays the same."""
         try:
             reply = self.format.decode(body, self.names, request=request, used_ids=used_ids)
             reply = w.as_it_ended(reply) if isinstance(reply, w.Reply) else reply

@@ -526,7 +526,7 @@ def _remedy(
         # Endpoints do not send garbled bytes, so a proxy or a gateway has probably changed the stream.
         case "reply" if fault.kind == "damaged":
             return "Check the proxies and gateways before the endpoint, or do not stream."
-        # The status is 2xx, but the body is not a completion. Often it is a web page, because /v1 is missing.
+        # The body is not a completion. Often it is a web page, because /v1 is missing in the base URL.
         case "reply":
             return "Check the base URL: that of an OpenAI-compatible API usually ends in /v1."
         case _:

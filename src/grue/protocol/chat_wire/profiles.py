@@ -8,8 +8,8 @@ the refused feature, or with the form that the endpoint asks for. No adaptation 
 request could repeat for ever. (The change to `/responses`, which happens once, requests reasoning again.)
 
 Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
-or, as a heuristic, its name. The rows for models without tools come first and cover whole families. A model
-that no row matches is assumed to call tools: if not, the first request fails with the provider's reason.
+or, as a heuristic, its name. The rows of `NAME_RULES` for models without tools come first. A model that no
+row matches is assumed to call tools: if not, the first request fails with the provider's reason.
 
 Source: R4.5, R12.1-3, R12.5, D8, P13
 """

@@ -60,7 +60,7 @@ def intact(value: m.JsonObject, names: frozenset[str]) -> m.JsonObject:
 
 
 def ungarbled(name: str, names: frozenset[str], what: str) -> str:
-    """Return the name; `DamagedStream`: it differs from one of `names` in one character."""
+    """Return the name; `DamagedStream`: it differs from one of `names` in one of its 4 to 24 characters."""
     if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
         meant = _garbled(name, names)
         if meant:
