@@ -170,7 +170,7 @@ def _seconds(duration: str) -> float:
 
 
 def _until(value: str, now: float, read_date: Callable[[str], datetime]) -> float | None:
-    """Return the seconds until the time in a header; `None`: `value` cannot be read."""
+    """Return the wait in seconds that a header's `value` names; `None`: it cannot be read."""
     number, text = _number(value), value.strip()
     if number is not None:
         # Up to 1e8 a duration in seconds; else a time since the epoch, above 1e11 in milliseconds.

@@ -146,7 +146,7 @@ def _marks_at(text: str, at: int) -> tuple[str, str] | None:
 
 
 def _is_attached(char: str) -> bool:
-    """Return whether a closing tag that stands beside `char` counts; empty: at an end of the text."""
+    """Return whether a closing tag can count with `char` beside it; `char` is empty at an end of the text."""
     return not char or not (char.isspace() or char in "`'\"()[],;:")
 
 
@@ -421,7 +421,7 @@ def _mistral(text: str, at: int, _tools: _Tools) -> _Found:
         if name is None:
             calls += _objects(text[begun:end].strip())
         else:
-            # Mistral's newer form: the name, perhaps an id, then `[ARGS]` and the arguments.
+            # Mistral's newer form: a name, perhaps `[ARGS]` or an id and `[ARGS]`, then the arguments.
             arguments = text[name.end() : end]
             _, marked, after = arguments.partition("[ARGS]")
             calls.append(WrittenCall(name[0], _object_text(after if marked else arguments)))
@@ -566,7 +566,7 @@ def _last_fence(text: str, known: Iterable[str]) -> Written | None:
 
 
 def _last_lines(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in JSON lines at a text's end, if any. They are not `sure`: perhaps an example."""
+    """Return the calls in JSON at a text's end, if any. They are not `sure`: perhaps an example."""
     starts = {text.rfind("\n\n") + 2, text.find("\n{") + 1, text.find("\n[") + 1} - {0, 1}
     for start in sorted(starts):
         found = _bare(text[start:].strip(), known)

@@ -33,7 +33,7 @@ class Ledger:
     """Counts and digests the entries of a conversation that outlives its turns.
 
     `save` is called with the JSON of each entry (`None`: nothing is saved). A reply is saved before it is an
-    entry, and `save(b"")` removes it again. `length` counts a `Rewritten` as one entry. `digest` is the
+    entry; until then, `save(b"")` removes it. `length` counts a `Rewritten` as one entry. `digest` is the
     SHA-256, in hexadecimal, of the previous digest and the last entry's JSON; empty at first.
     """
 
@@ -115,7 +115,7 @@ class History:
         *,
         beside_tools: bool = False,
     ) -> tuple[Entry, ...]:
-        """Add the last reply, without calls that `new` does not answer, then `new`; return the entries.
+        """Add the last reply, without calls that `new` does not answer, then `new`; return what was added.
 
         An answer to a call that the last reply does not have raises `ValueError`.
         """

@@ -143,7 +143,7 @@ def read_calls(
 ) -> tuple[tuple[ValidCall, ...], tuple[Unmade, ...]]:
     """Return the valid calls in order, and the calls with an unknown tool or with unreadable arguments.
 
-    The error about an unknown tool names the `offered` ones, and the `missing` servers with the reasons.
+    The error about an unknown tool names the `offered` ones, and the `missing` servers that may have had it.
     """
     listed = {tool.name: tool for tool in tools}
     known = ", ".join(listed if offered is None else dict.fromkeys(tool.name for tool in offered))
@@ -264,7 +264,7 @@ def answer_unmade(
 def skip(
     calls: tuple[m.ToolCall, ...], iteration: int, batch: m.BatchId, reason: str
 ) -> tuple[tuple[m.ToolSkipped, ...], Records]:
-    """Return the notes and records of calls that are not sent to their server, all for the same `reason`."""
+    """Return the notes and records of calls that are skipped, all for the same `reason`."""
     notes = tuple(m.ToolSkipped(batch=batch, call_id=call.call_id, reason=reason) for call in calls)
     result = tool_results.failure(reason)
     return notes, tuple(record(call, iteration, "skipped", result) for call in calls)

@@ -383,7 +383,7 @@ def _members(value: object) -> dict[str, m.JsonObject]:
 
 
 def target(reference: object, root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> m.JsonObject:
-    """Return the part of `root` that a `$ref` names. Raises `NotCheckedError` if it names none."""
+    """Return the part of `root` that a `$ref` names. Raises `NotCheckedError` if it names no usable one."""
     pointer = unquote(str(reference)).removeprefix("#")
     found: Any = root if not pointer or pointer.startswith("/") else anchors.get(pointer)
     for step in pointer.split("/")[1:] if pointer.startswith("/") else ():

@@ -81,9 +81,9 @@ def drift(pins: ServerPins, tools: Iterable[m.ToolDefinition]) -> tuple[ToolDrif
 def screen(
     pins: ServerPins, server: m.ServerName, tools: Tools, on_drift: OnToolDrift
 ) -> tuple[Tools, tuple[m.ToolDrifted, ...]]:
-    """Return the tools that `on_drift` allows, and notes about those that differ from their pins.
+    """Return the tools that `on_drift` allows, and a note about each tool that differs from `pins`.
 
-    Unless `on_drift` is `ignore`, tools whose annotations are approved are marked as `trusted`.
+    With `ignore` there are no notes. Otherwise unchanged tools with approved annotations become `trusted`.
     """
     if on_drift == "ignore":
         return tools, ()

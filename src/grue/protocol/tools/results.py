@@ -74,7 +74,7 @@ class MediaRoom:
         self._left = limits.max_media_bytes - used_bytes
 
     def attach(self, declared: str, data: str, uri: str = "") -> str:
-        """Attach base64 data; return why it cannot be attached, or an empty text. `uri` names a PDF file."""
+        """Attach base64 data; return why not, or an empty text. A PDF gets its name from `uri`."""
         data = _without_prefix(data)
         found = _sniffed(data[:_HEAD_CHARS])
         if found is None:

@@ -4,8 +4,8 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
 `attempt_step`, in order; the outcome of a request is the next event. The rules:
 
 - A refusal that shows what the endpoint does not accept changes the profile (`chat_wire/profiles.py`). After
-  another refusal, if images or files may have caused it, the newest of them are replaced by a line of text.
-  In both cases the request is sent again at once, and no retry is used up.
+  any other refusal, if images or files may have caused it, the newest are replaced by a line of text. In both
+  cases the request is sent again at once, and no retry is used up.
 - If a prompt fits into the context window, but not together with the reply's token limit, the request is sent
   again once, with the limit that fits, if this is at least a fourth of the limit before.
 - If any other request is too long for the window and the agent can clear the history, the failure is reported

@@ -1,4 +1,4 @@
-"""The states of a turn, each named for what it waits for, and the `Turn` that nearly all of them carry."""
+"""The states of a turn, most named for what they wait for, and the `Turn` that nearly all of them carry."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def untold(self) -> tuple[m.ToolMessage, ...]:
-        """Tool messages not sent yet, for the conversation's next turn; empty without a conversation."""
+        """Tool messages not sent yet, for the conversation's next turn; empty without `RunTurn.history`."""
         return () if self.run.history is None else self.told
 
     @property
