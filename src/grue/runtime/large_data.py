@@ -89,7 +89,7 @@ class LineBuffer:
         return None
 
     def rest(self) -> bytes | None:
-        """Return the bytes after the last newline; `None`: no bytes. Raises `CutLineError` as `take` does."""
+        """Return the incomplete last line; `None`: no bytes. Raises `CutLineError` as `take` does."""
         if not self._received and self._head is None:
             return None
         return self._cut_off(len(self._received), skip=0)
@@ -122,7 +122,10 @@ class LineBuffer:
 
 
 class EventBuffer(LineBuffer):
-    """Returns server-sent events, without the empty line at the end. Drops comments between events."""
+    """Returns server-sent events, without the empty line at the end.
+
+    Drops comments between events, except after an event in the same chunk.
+    """
 
     def feed(self, chunk: bytes) -> None:
         """Add a chunk."""

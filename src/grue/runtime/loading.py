@@ -112,7 +112,7 @@ def _work_in(frame: FrameType | None) -> str:
 
     - "ours": an import of grue, or one that grue's code causes, for example at the first use of httpx. Also a
       call of pydantic or OpenSSL by grue: they initialise themselves at their first use, and hold locks then.
-    - "others": an import that grue's code has not caused, such as a codec's when a host name is looked up.
+    - "others": an import that grue's code has not caused, such as one in a thread of the program.
     - "idle": the thread runs grue, but nothing that an `os.fork` has to wait for.
     - "": the thread neither imports nor runs grue.
     """

@@ -162,7 +162,7 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """Ask the process to exit, by closing its standard input. `ending` does not call this exit `died`."""
+        """Ask the process to exit, by closing its standard input. Closing does not report this as `died`."""
         self._note_death()
         self.end_input()
 

@@ -63,7 +63,7 @@ host_mark = HostMark()
 
 
 class Descendants:
-    """The processes that `pid` and its children start from now on. Call `kill` before `pid` is reaped."""
+    """The processes that `pid` and its descendants start from now on. Call `kill` before `pid` is reaped."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

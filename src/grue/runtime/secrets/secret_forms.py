@@ -3,7 +3,7 @@
 A secret can occur unchanged, or escaped for JSON (at any depth), a shell, a URL, HTML or a Python literal, or
 encoded as base64 (alone or among other bytes) or hexadecimal, also with line breaks. This module makes:
 
-- Patterns, for complete texts: regular expressions. Each has probes: every match contains at least one of
+- Patterns, for complete texts: regular expressions. Each has probes: every form contains at least one of
   them, so the expression is compiled only when a probe is found in a text.
 - Literals, for texts that were cut off: the forms that known encoders produce, as fixed bytes.
 - Spellings, for texts that arrive in pieces: the ways to write each character.
@@ -112,16 +112,16 @@ def _compiled(source: bytes) -> re.Pattern[bytes]:
 
 # The usual encoders do not escape these characters.
 _NEVER_ESCAPED = re.compile("[A-Za-z0-9]+")
-# A line break between two groups of base64 or of hexadecimal digits, perhaps escaped and followed by spaces.
+# Any line breaks between two groups of base64 or hexadecimal digits, perhaps escaped and followed by spaces.
 _LINE_BREAK = r"(?:(?:[\r\n]|\\{1,64}+[rn])[ \t]*+)*+"
-# The replacements of `html.escape`. Importing `html` would take longer than all other imports of this module.
+# The replacements of `html.escape`. Importing `html` would take about a millisecond.
 _IN_HTML_TEXT = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _IN_HTML_ATTRIBUTE = {**_IN_HTML_TEXT, **str.maketrans({'"': "&quot;", "'": "&#x27;"})}
 _CONTROLS = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 
 
 def _escaped(secret: str) -> bytes:
-    """Return a regular expression for the secret, with each character plain or escaped in any way.
+    """Return a regular expression for the secret, in which all but letters and digits may be escaped.
 
     Each level of JSON in JSON doubles the backslashes, so any number of them may precede a character. Every
     repetition is bounded or of a single character, so matching takes linear time.

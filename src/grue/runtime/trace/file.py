@@ -1,6 +1,6 @@
 """Write a trace file, new or continued. A file belongs to one episode; one process at a time writes it.
 
-A background thread writes the lines, so that a slow disk does not delay a turn. `TraceWriter` waits for the
+A background thread writes the lines, so that a slow disk does not delay a turn. Recording waits for the
 disk only after an envelope from or to the host. Without this wait, the process could be killed after the host
 has acted on a turn's answer, but before the answer is written, and the resumed episode would repeat the turn.
 After `flush_within_s` the turn goes on: an incomplete trace is better than a program that hangs.
@@ -293,7 +293,8 @@ class TraceWriter(Closing):
         Long messages that are still being searched for secrets are written too.
 
         Raises:
-            TraceError: Writing failed, and no earlier call has raised that.
+            TraceError: Writing failed, and no earlier call has raised that. Any other exception of an
+                observer of the recorder is raised, too.
         """
         recorders, self._recorders = self._recorders, []
         try:
