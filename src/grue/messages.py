@@ -129,7 +129,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         full_name: The canonical name, if it is not `{server}.{tool}`, as for built-in tools; else empty.
         annotations: The server's statements about the tool's behaviour; untrusted. `None`: no statements.
         trusted: grue trusts the annotations, for example because the tool lock holds this definition.
-        boxed: grue runs the tool's server in a box (a sandbox), and this machine enforces all of its limits.
+        boxed: The tool's server or command runs in a box (a sandbox), and this machine enforces all limits.
     """
 
     server: ServerName
@@ -473,7 +473,7 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         kind: `refused`: a retry would not help (key, credit, model). `unavailable`: it may help. `timed_out`:
             no whole reply in time. `unreachable`: no connection. `invalid_reply`: the reply cannot be parsed.
             `damaged`: an event of the stream is garbled, lost or out of order.
-        endpoint: Base URL without credentials.
+        endpoint: Base URL without credentials, or the class of the host's own LLM client.
         status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
         attempts: How many tries with this model have failed, this one included; anew after a cut reply.
@@ -1000,12 +1000,12 @@ class SessionOpened(Message, frozen=True, kw_only=True):
 
     Attributes:
         attempt: Number of the attempt that succeeded, from 1.
-        protocol_version: The negotiated MCP revision; empty if this is not an MCP server.
+        protocol_version: The MCP revision that grue has negotiated; empty: it has negotiated none.
         pid: Id of the server's process; `None`: the server is not a process that grue has started.
         serves_unlisted: Whether tools that are not in the list can be called too.
         address: The URL of an MCP server over HTTP, without secrets; empty for others.
-        box: A text about the server's box (a sandbox): what its process can reach, and which limits this
-            machine cannot enforce. Empty: the server has no box, or is not a process that grue has started.
+        box: A text about the box (a sandbox) of the server or its commands: what they can reach, and which
+            limits this machine cannot enforce. Empty: there is no box.
 
     Source: R6.8, P8
     """
@@ -1087,7 +1087,7 @@ class ToolReturned(Message, frozen=True, kw_only=True):
     """session -> agent: the call was answered, with a result or an error.
 
     Attributes:
-        request_id: Id of the JSON-RPC request; empty: the call was not sent, or not to an MCP server.
+        request_id: Id of the JSON-RPC request that grue has sent; empty: it has sent none.
         error_code: The code of the JSON-RPC error that the server answered with; `None` if it sent none.
     """
 
@@ -1103,7 +1103,7 @@ class ToolTimedOut(Message, frozen=True, kw_only=True):
     """session -> agent: no result came in time. An MCP server that got the call is sent a cancellation.
 
     Attributes:
-        request_id: Id of the JSON-RPC request; empty: the call was not sent, or not to an MCP server.
+        request_id: Id of the JSON-RPC request that grue has sent; empty: it has sent none.
 
     Source: R6.5, P24
     """
@@ -1132,7 +1132,7 @@ class ServerDied(Message, frozen=True, kw_only=True):
     """session -> agent: the server ended, or the connection broke, during this call.
 
     Attributes:
-        request_id: Id of the JSON-RPC request; empty: the call was not sent, or not to an MCP server.
+        request_id: Id of the JSON-RPC request that grue has sent; empty: it has sent none.
     """
 
     server: ServerName
