@@ -105,7 +105,7 @@ def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[Callable[..., Scri
 
 @pytest.fixture
 def fake_tool_session() -> "Callable[[str], FakeToolServer]":
-    """Make tool servers without a process, with scripted results: `fake_tool_session("cave")`."""
+    """Return a function that makes a tool server without a process: `fake_tool_session("cave")`."""
     from grue.testing.fake_tools import FakeToolServer
 
     return FakeToolServer

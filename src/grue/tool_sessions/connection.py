@@ -29,7 +29,8 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for other servers.
         box: In words, what the server can reach from its sandbox; empty: the server has no sandbox.
-        last_request_id: The JSON-RPC id of the last tool call; empty: it was not sent to an MCP server.
+        last_request_id: The JSON-RPC id of the last tool call; empty: there was no call, or it was not sent
+            to an MCP server.
     """
 
     alive: bool = True

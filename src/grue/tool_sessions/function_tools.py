@@ -568,7 +568,7 @@ class FunctionTools(HostTools):
         before_calls: BeforeCalls = None,
         note: Note | None = None,
     ) -> FunctionConnection:
-        """Make the connection for one session. `before_calls` is awaited at least before each call."""
+        """Make the connection for one session. `before_calls` is awaited before each batch of calls."""
         del registry  # functions start no process that the runner could kill
         return FunctionConnection(self, server, before_calls, note)
 

@@ -34,7 +34,7 @@ class HostTools:
         before_calls: BeforeCalls = None,
         note: Note | None = None,
     ) -> HostConnection:
-        """Make the connection for one session. `before_calls` is awaited at least before each call.
+        """Make the connection for one session. `before_calls` is awaited before each batch of calls.
 
         Through `registry`, the runner can kill a process of the tools without the turn's event loop.
         """

@@ -73,8 +73,8 @@ def _spans(before: str, arg: str) -> Iterator[_Span]:
     found += [_Span("token", *match.span()) for match in _TOKEN.finditer(arg)]
     end = 0
     for assigns in _ASSIGNS.finditer(arg):
-        # Search a few characters before the sign for the name. One pattern for name and sign would start anew
-        # at each letter of a long word, and take quadratic time.
+        # Search the `_LONGEST_NAME` characters before the sign for the name. One pattern for name and sign
+        # would start anew at each letter of a long word, and take quadratic time.
         named = _NAME.search(arg, max(end, assigns.start() - _LONGEST_NAME), assigns.start())
         if named is None:
             continue

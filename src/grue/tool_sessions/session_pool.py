@@ -60,7 +60,7 @@ class PooledConnection:
         return self.failed is None and not self.gone.is_set() and self.connection.status.alive
 
     async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
-        """Return the server's tools. Only the first call after an announced change lists them again."""
+        """Return the server's tools, listed again if the server has announced a change."""
         assert self.listing is not None, "only an open connection has tools"
         tools = await self.connection.refresh_tools(timeout_s)
         if tools is not None:
@@ -177,7 +177,7 @@ class SessionPool:
         return server not in self._waiting and self._expects_turn(self)
 
     def prepare(self, server: m.ServerName, connect: Connect, timeout_s: float) -> None:
-        """Start to open a connection for the next turn, unless the pool has one; return at once."""
+        """Start to open a connection that no turn uses yet, unless the pool has one; return at once."""
         if server not in self._waiting:
             self._waiting[server] = self.begin(server, connect, timeout_s)
 
@@ -354,7 +354,7 @@ class LeasedConnection(_SessionUser):
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Wait until the connection is open. If a prewarmed or kept connection is lost, open a new one."""
+        """Return the listing of the prewarmed or kept connection; without a usable one, open a new one."""
         # `timeout_s` limits the opening of a new one. A prewarmed one opens within its own limit.
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:

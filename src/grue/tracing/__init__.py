@@ -1,1 +1,1 @@
-"""Show, count, draw, compare and replay traces. `observers/` reads a trace while it is written."""
+"""Show, count, draw, compare and replay traces."""

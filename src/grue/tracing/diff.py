@@ -61,7 +61,7 @@ def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
 
 
 def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Yield the turns. Add the lengths of their histories and the episode's time limit."""
+    """Yield the turns; add their histories' lengths to `lengths`, the episode's time limit to `limits`."""
     # Turns that are not compared count too, such as those before a fork.
     for each in turns:
         for body in (envelope.body for envelope in each.envelopes):

@@ -39,7 +39,7 @@ _POLL_S = 0.2
 
 
 class LiveFeed:
-    """A context manager that follows a growing trace in a thread; the pieces are in a temporary file."""
+    """A context manager whose thread follows a growing trace, and writes pieces for the page to a file."""
 
     def __init__(self, trace: Path) -> None:
         self.reader: EpisodeReader = open_episode(trace)
@@ -263,7 +263,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             mime, data = self.server.feed.image(name)
             image = base64.b64decode(data + b"=" * (-len(data) % 4))
-        except (KeyError, ValueError):  # `ValueError`: a tool has sent base64 with a character too many
+        except (KeyError, ValueError):  # `ValueError`: a tool has sent base64 that cannot be decoded
             self._send(404, "text/plain", b"Not found.\n")
         else:
             self._send(200, mime, image)

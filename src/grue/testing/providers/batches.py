@@ -32,17 +32,17 @@ _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 class BatchFaults(Struct, kw_only=True):
     """What goes wrong with batches of requests. The fields may be changed while the server runs.
 
-    The count that `in_place` and `after` get is the request's number, from 1, among those with its method
-    and path. The count that `results` gets is its number among those for the file.
+    `in_place` and `after` get a count: the request's number, from 1, among the requests with its method and
+    path. The count that `results` gets is the request's number among the requests for that file.
     """
 
-    looks: int = 0  # how many times a batch is shown as running before it ends
+    looks: int = 0  # how many GET requests show a batch as running before it ends
     # `failed`: no request is answered; for Anthropic, as `completed`
     ends: Literal["completed", "expired", "cancelled", "failed"] = "completed"
     why: str = "the file could not be read"  # the reason of a `failed` batch
     # gets a request's id; `None`: the request is answered; `lost`: it is missing in the results
     unanswered: Callable[[str], Unanswered | None] = lambda _: None
-    # gets method, path and count; returns a reply to send instead of carrying out the request
+    # gets method, path and count; may return a reply to send instead of carrying out the request
     in_place: Callable[[str, str, int], LlmReply | None] = lambda *_: None
     # called like `in_place`, but after the request was carried out; may return another reply to send
     after: Callable[[str, str, int], LlmReply | None] = lambda *_: None

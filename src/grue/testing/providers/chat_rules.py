@@ -19,8 +19,8 @@ Json: TypeAlias = dict[str, Any]
 # The exceptions that code for well-formed bodies raises if a body is malformed.
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RecursionError)
 
-# The reasoning that a request must repeat unchanged, by the id of the tool call that followed the reasoning,
-# or by the id of the reply if there was no call.
+# The reasoning of earlier replies, by the id of each tool call that followed it: a request with the call has
+# to repeat the reasoning unchanged (see `echo_reasoning`). Reasoning without a call: by the reply's id.
 Owed: TypeAlias = Mapping[str, Sequence[Json]]
 _SIGNED = "scripted-"
 _SEALED = "gAAAA"

@@ -37,8 +37,8 @@ class Dialect(Struct, frozen=True, kw_only=True):
     to_chat: Callable[[Json], Json]
     from_chat: Callable[[Json, Json], Json]  # gets a completion and the request
     error: Callable[[int, Json], Json]  # gets a status and OpenAI's error object
-    refusals: Callable[[Json, Owed], Iterator[str]]  # gets a request and the reasoning that it must repeat
-    owed: Callable[[Json], dict[str, list[Json]]]  # gets a reply; returns what later requests must repeat
+    refusals: Callable[[Json, Owed], Iterator[str]]  # gets a request and the earlier reasoning
+    owed: Callable[[Json], dict[str, list[Json]]]  # gets a reply; returns its reasoning, as in `Owed`
     events: Callable[[Json, Json], Iterator[bytes]]  # gets a reply and the request
     broken_off: Callable[[], bytes]  # an error in the middle of a stream
     admission: Callable[[Mapping[str, str]], Refusal | None] = lambda _: None  # gets the headers

@@ -184,7 +184,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(message: Json) -> dict[str, list[Json]]:
-    """Return the thinking that later requests must repeat, by call id (without calls, by the reply's id)."""
+    """Return a reply's thinking blocks by the id of each of its calls; without calls, by the reply's id."""
     blocks = message["content"]
     thinking = [block for block in blocks if block["type"] in THINKING]
     ids = [block["id"] for block in blocks if block["type"] == "tool_use"] or [message["id"]]

@@ -194,7 +194,7 @@ def error(status: int, said: Json) -> Json:
 
 
 def owed(response: Json) -> dict[str, list[Json]]:
-    """Return the reasoning that later requests must repeat, by call id (without calls, by the reply's id)."""
+    """Return a reply's reasoning items by the id of each of its calls; without calls, by the reply's id."""
     items = response["output"]
     reasoning = [item for item in items if item["type"] == "reasoning"]
     ids = [item["call_id"] for item in items if item["type"] == "function_call"] or [response["id"]]
