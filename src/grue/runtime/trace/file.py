@@ -214,6 +214,8 @@ class TraceWriter(Closing):
         TraceError: The file cannot be opened, or another writer writes it. Without `resume`: it is not empty.
             With `resume`: its first or last line is damaged, or it has another episode's id or another
             format. On recording an envelope, on `flush` and on `close`: writing failed. Earlier lines stay.
+            On recording an envelope and on `flush`: the writer is closed. On recording an envelope: its
+            number is not above `last_seq` and those already recorded.
 
     Attributes:
         place: The absolute path, which stays right if the host changes its working directory.
