@@ -412,7 +412,7 @@ class Gate:
 
 
 def _needs_its_own_entry(host: str, address: str) -> bool:
-    """Return whether `address` is private, so that a box must list the address; `localhost` is exempt."""
+    """Return whether a box must list `address`: it is private, and no loopback address of `localhost`."""
     return _is_private(address) and not (host.lower() in _LOOPBACK_NAMES and is_loopback(address))
 
 
@@ -468,7 +468,7 @@ def _connect_to_path(own: int, raw: bytes, path: bytes) -> int:
 
 
 def memory_of(pid: int, address: int, length: int) -> bytes:
-    """Return at most `length` bytes of a process's memory from `address` on; `OSError`: it cannot be read."""
+    """Return up to `length` bytes of a process's memory, or raise `OSError` or `OverflowError`."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:  # noqa: PTH123
         memory.seek(address)
         return memory.read(length)

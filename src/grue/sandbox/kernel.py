@@ -1,7 +1,7 @@
 """Enforce a box with Linux's Landlock, seccomp and capabilities, and say what this machine lacks for that.
 
 `confine` applies a box to the calling thread, for good. The processes that the thread starts inherit it. So
-`launch.py` makes a thread for each program, which calls `confine`, starts the program, and ends.
+for each program, `launch.py` makes a thread, which calls `confine`, starts the program, and ends.
 """
 
 import ctypes

@@ -47,7 +47,7 @@ class Watch:
         self.written: dict[str, None] = {}  # files that were opened to write, and folders that were changed
         self.changed: dict[str, str] = {}  # for changed folders: the first file that was changed in each
         self.started: dict[str, None] = {}
-        # `host:port`: the name if the program used the proxy (if private, the address too), else the address
+        # `host:port`: the name if the program used the proxy (and its address, if private), else the address
         self.hosts: dict[str, None] = {}
         self.unlisted: set[str] = set()  # what went past the proxy: `asks` (DNS) and `connects` (TCP)
         self.unix = False

@@ -211,7 +211,7 @@ def _installation(path: str, changeable: Sequence[str]) -> list[str]:
 
 
 def _libraries(path: str) -> list[str]:
-    """Return the folders of the installation that an interpreter belongs to; none for another program."""
+    """Return an interpreter's installation folders that not every box opens; none for any other program."""
     prefix, name = os.path.split(os.path.dirname(path))  # noqa: PTH120
     if path.startswith(_opened_trees()) or name != "bin" or not _is_interpreter(path):
         return []

@@ -133,8 +133,8 @@ REFUSED = {
     # file system without attributes; programs that copy files ignore it.
     "setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat"
     " file_setattr": EOPNOTSUPP,
-    # The flags of `clone3` cannot be seen, and may ask for a new user namespace. After ENOSYS, glibc and musl
-    # use `clone`, whose flags are in a register: `_conditions` checks them.
+    # The flags of `clone3` cannot be seen, and may ask for a new user namespace. After ENOSYS, glibc uses
+    # `clone`, whose flags are in a register: `_conditions` checks them.
     "clone3": ENOSYS,
 }
 """System calls that are refused whatever their arguments, each group with its errno."""

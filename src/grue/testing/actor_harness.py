@@ -377,7 +377,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return call
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake the callers of `idle`, or if there are none, advance the clock (`None`: raise `Deadlock`)."""
+        """Wake the callers of `idle`; without any, advance the clock (without a timer: raise `Deadlock`)."""
         waiting, self._waiting_for_idle = self._waiting_for_idle, []
         for waiter in waiting:
             if not waiter.done():

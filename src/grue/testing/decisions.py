@@ -92,7 +92,7 @@ def _compared(wanted: Called, call: m.ToolCallRecord) -> list[tuple[str, object,
 
 def _same(wanted: object, found: object) -> bool:
     # Python's `==` lets `unittest.mock.ANY` equal every value, which is wanted, but also lets `True` equal 1,
-    # which is not. So two parts that are equal by `==` and differ as JSON count as different.
+    # which is not. So JSON values that `==` calls equal and that differ, as these do, count as different.
     differing = Comparison().differences(as_json(wanted), as_json(found))
     return wanted == found and not any(each.left == each.right for each in differing)
 

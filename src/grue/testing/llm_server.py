@@ -167,7 +167,7 @@ def _pieces(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return how many of `count` events to send: the fraction `after`, at least 1, not all; `None`: all."""
+    """Return the fraction `after` of `count` events: at least 1, and not all of several; `None`: all."""
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 
@@ -186,7 +186,7 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
     Attributes:
         path: The URL's path and query, such as `/v1/chat/completions`.
         headers: The headers, with their names in lower case.
-        body: The parsed body and fields from the path; empty if the body is not a JSON object.
+        body: The parsed body; empty if it is not a JSON object.
         refused: Why the server refused the request; `None`: it did not, or only for its length or its path.
         dialect: The format of the request, by the path; `chat` for an unknown path.
         chat: The body translated to chat completions; empty if the body is malformed or a header is missing.

@@ -40,8 +40,8 @@ class Backlog:
     def __init__(self) -> None:
         self.calls: deque[Future[None]] = deque()
         self._thread: ThreadPoolExecutor | None = None
-        # Held while a call is queued, and while the thread is ended because no call is left. Otherwise
-        # `check` could end the thread after a call was queued there, and the next call would run beside it.
+        # `add` holds this to queue a call, and `check` to end the thread. Otherwise, just after a call was
+        # queued, `check` could end the thread, and the next call would run beside that call.
         self._changing = threading.Lock()
 
     @property
@@ -214,7 +214,7 @@ class Recorder:
 
         Each of these messages has a piece of a longer text in its field `text`; its other fields identify the
         longer text. If the end of a piece may be the beginning of a secret, this end is held back. It is
-        recorded with a later piece, or before the sender's next message of another type in the same turn.
+        recorded with a later piece, or before the sender's next message in the turn that adds no such text.
         """
         self._piece = piece
 
@@ -266,7 +266,7 @@ class Recorder:
         self._observers = [each for each in self._observers if each not in observers]
 
     def refuse_observers(self) -> None:
-        """Raise `MCPError` if an observer makes this call: it would wait for itself."""
+        """Raise `MCPError` if this thread is calling an observer: the recorder would wait for itself."""
         if self.telling == threading.get_ident():
             raise MCPError(
                 "An observer must not record a message or run a turn: its recorder waits for it. Note"
@@ -381,8 +381,8 @@ class Recorder:
             shown, body = self._redaction.redact_message(written, envelope.body)
             envelope, written = replace(envelope, body=body, redacted=shown != written), shown
             del shown
-        # `trace_line` encodes `0` as the body, the last member of the line. Replace this `0` by the JSON of
-        # the body, so that its megabytes are not encoded again.
+        # Encode the line with `0` as its body, which is the last member, and replace this `0` by the body's
+        # JSON: for megabytes, the encoder would need more memory than `join`.
         line = b"".join((self._encoder.encode(trace_line(envelope, b"0"))[:-2], written, b"}"))
         del written
         self.telling = threading.get_ident()

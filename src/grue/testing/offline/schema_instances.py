@@ -207,7 +207,7 @@ def _size(schema: m.JsonObject, name: str, default: int) -> int:
 
 
 def _joined(schema: m.JsonObject, other: object) -> m.JsonObject | None:
-    """Return a schema with the keywords of both; `None` if they conflict, or `other` is no schema."""
+    """Return a schema with the keywords of both; `None`: they conflict, or `other` is `False` or invalid."""
     added = {} if other is True else other
     if not isinstance(added, dict):
         return None

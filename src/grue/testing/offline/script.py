@@ -42,7 +42,7 @@ class Reply(Struct, frozen=True):
 def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
     """Answer with the playbook's next command, or one that `explore` finds."""
     # If a thinking tool is offered, the first replies of a turn may call it with the step's thoughts instead.
-    # Outside a game, the answer is fixed. Raises `BadRequestError` if the request's schema cannot be filled.
+    # Outside a game, the answer is `_NO_GAME`. Raises `BadRequestError` if no answer fits the schema.
     standing = read_standing(request)
     situation = standing.situation
     if situation is None:
