@@ -129,7 +129,7 @@ def log_lines(body: Struct) -> tuple[LogLine, ...]:
 
 
 def told_lines(body: Struct) -> Iterator[tuple[str, str]]:
-    """Yield lines for the logger `grue` if there is no `LoggerObserver`: `(key, untrusted line)`."""
+    """Yield the lines about a message for the logger `grue`, each as `(key, untrusted line)`."""
     # Lines with the same key report the same problem: only the first is to be logged.
     match body:
         case m.ServerDied(server=server, failure=failure):

@@ -64,8 +64,8 @@ class TurnSplitter:
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
-        # Turn numbers rise within one run of the host, except that of turns which several threads start at
-        # once, a later one can begin first. If this number does not rise, the host runs turns again.
+        # Turn numbers rise within one run of the host, but if several threads start turns at once, a later
+        # one can begin first. If this number does not rise, the host runs turns again.
         rises = turn > self._last or self._is_late(turn)
         anew = runs and (not rises if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:

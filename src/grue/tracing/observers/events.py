@@ -4,8 +4,9 @@ Each tool call that was sent to its server has one event `mcp_tool_call`, and on
 returned something. Each failed call has exactly one failure event: `mcp_tool_timeout`, `mcp_tool_skipped` or,
 if it returned an error, was rejected or denied, or its server died, `mcp_tool_error`.
 
-A turn that offers tools, or each part of a parked turn, has one `mcp_session_started` and, when it
-completes or fails, one `mcp_session_complete`. Its `tool_calls_count` and `tools_used` cover only sent calls.
+A turn that offers tools has one `mcp_session_started` and, when it completes or fails, one
+`mcp_session_complete`, whose `tool_calls_count` and `tools_used` cover only sent calls. If the turn was
+parked, this holds for each of its parts in which a request offers tools.
 
 Source: R7.1-3, P21, P28-30
 """
@@ -36,7 +37,7 @@ class Event(Struct, frozen=True, kw_only=True):
     event_type: str  # the event's name, such as `mcp_tool_call`
     message: str  # one printable line
     episode_id: str
-    turn: int  # 0 outside turns; for `EpisodeEnded`: how many turns there were
+    turn: int  # 0: of no turn; for `EpisodeEnded`: how many turns there were
     fields: m.JsonObject  # values by name, whose texts are untrusted
 
     def labels(self) -> m.JsonObject:
@@ -57,14 +58,14 @@ class _TurnLines:
 
     # `attempts`, which all turns share, has the latest failed attempt to connect, by server.
 
-    def __init__(
-        self, servers: tuple[m.ServerName, ...], attempts: dict[m.ServerName, m.ConnectFailed]
-    ) -> None:
+    def __init__(self, attempts: dict[m.ServerName, m.ConnectFailed], run: m.RunTurn | None = None) -> None:
         self._attempts = attempts
-        self._expected = set(servers)
+        self._expected = set[m.ServerName]() if run is None else set(run.servers)
         self._open: set[m.ServerName] = set()
         self._newly_disabled = False
-        self._iteration = 0
+        self._offers = False  # whether a request has offered tools
+        # A resumed turn first goes on with the calls of the reply at which it was parked.
+        self._iteration = 0 if run is None or run.resumed is None else run.resumed.parked.iterations
         self._used: list[str] = []
         self._calls: dict[m.CallId, m.ToolCall] = {}
         self._broken_by: str | None = None
@@ -182,15 +183,15 @@ class _TurnLines:
 
     def _begin_iteration(self, body: m.IterationStarted) -> Iterator[LogLine]:
         iteration, most = body.iteration, body.max_iterations
-        if self._iteration == 0:
+        if not self._offers:
             started = f"MCP session started (max {most} iterations)"
             yield info("mcp_session_started", started, max_iterations=most)
-        self._iteration = iteration
+        self._offers, self._iteration = True, iteration
         asking = f"Agent tool-calling iteration {iteration}/{most}"
         yield info("mcp_iteration_start", asking, iteration=iteration, max_iterations=most)
 
     def _session_complete(self, iterations: int, action: object) -> Iterator[LogLine]:
-        if self._iteration == 0:
+        if not self._offers:
             return
         count = len(self._used)
         yield info(
@@ -210,7 +211,7 @@ class EventFeed:
         self._episode_id = episode_id
         self._attempts: dict[m.ServerName, m.ConnectFailed] = {}
         self._drifted: set[m.ToolDrifted] = set()
-        self._latest = _TurnLines((), self._attempts)
+        self._latest = _TurnLines(self._attempts)
         self._running: dict[int, _TurnLines] = {}  # by turn number; `Runner.map` runs several turns at once
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
@@ -224,7 +225,7 @@ class EventFeed:
                 return []
             self._drifted.add(body)
         if isinstance(body, m.RunTurn):
-            self._latest = self._running[envelope.turn] = _TurnLines(body.servers, self._attempts)
+            self._latest = self._running[envelope.turn] = _TurnLines(self._attempts, body)
         # Messages outside turns, such as the host's own calls, belong to the turn that began last.
         of_turn = self._running.get(envelope.turn, self._latest)
         if isinstance(body, m.TurnEnd):

@@ -1,6 +1,6 @@
-"""A bounded queue and a thread that pass envelopes to an observer that uses the network.
+"""A bounded queue and a thread that pass envelopes to a consumer, which may use the network.
 
-The recorder never waits, and an exception in the observer's thread never reaches a turn. A child process
+The recorder never waits, and an exception in the thread never reaches a turn. A child process
 (`os.fork`) sends nothing, because the episode continues in the parent.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from requests import Response, Session
 
 
-BOUND = 10_000  # envelopes in the queue: enough for a few hundred turns
+BOUND = 10_000  # most envelopes in the queue: enough for a few hundred turns
 CLOSE_S = 5.0  # how long `close` waits by default, in seconds
 Warn: TypeAlias = Callable[[str], None]  # a function that shows one sentence to the user
 
@@ -55,7 +55,7 @@ class Consumer(Protocol):
 
 
 class OutboxStatistics(Struct, frozen=True, kw_only=True):
-    """Numbers of envelopes put into the queue (`taken`), dropped and now `waiting`, and of exceptions."""
+    """Numbers of envelopes put into the queue (`taken`), dropped and `waiting`; `failed`: of exceptions."""
 
     taken: int
     dropped: int

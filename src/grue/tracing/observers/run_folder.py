@@ -46,8 +46,8 @@ class RunFolder(Closing):
             anything yet; its message numbers and its time continue those in the trace.
 
     Raises:
-        TraceError: The folder or a file in it cannot be written. With `resume`: there is no trace of this
-            episode, or another process still writes it.
+        TraceError: The folder or a file in it cannot be written, or another process writes the trace. Without
+            `resume`: there is a trace already. With `resume`: there is no trace of this episode.
     """
 
     def __init__(

@@ -8,7 +8,8 @@ Episode
 │  │  └─ ToolUse, for each call that was sent to its server
 │  │     └─ Generation, for each completion that the server asks for (sampling)
 │  ├─ Generation, for a completion before the first offer of tools, or in a turn without tools
-│  └─ ToolUse, for each call that the host makes after the turn, and records with the turn's number
+│  └─ ToolUse, for each call that the host makes after the turn, and records with the turn's number, or that
+│     a resumed turn makes before its first request
 └─ ToolSession, which the host opens outside turns
    └─ ToolUse, for each other call that the host makes in it
 ```
@@ -312,7 +313,8 @@ class SpanScope:
         self.asks = m.ModelAsked(model="")
         self.conversation = ""
         self.finish_reason: str | None = None
-        self.iteration = 0
+        resumed = command.resumed if isinstance(command, m.RunTurn) else None
+        self.iteration = 0 if resumed is None else resumed.parked.iterations
         self.replies_with_calls = 0
         self.sent = 0
         self.crash: ActorFailed | None = None

@@ -1,1 +1,1 @@
-"""The HTTP side of the LLM actor: an endpoint with its connections, and a single exchange."""
+"""The HTTP side of the LLM actor: an endpoint, a single exchange, and batches of requests."""

@@ -122,7 +122,8 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
         force_tool_support: Offer tools even if the endpoint or the model's name says that it takes none.
         then: The models that are asked, in this order, if after all retries this model's endpoint cannot be
             reached, answers with a status such as 429 or most 5xx, does not answer in time, or sends a reply
-            that breaks off or is damaged. Their own `then` must be empty.
+            that breaks off or is damaged; or if tools are offered, and this model takes none. Their own
+            `then` must be empty.
 
     Source: R12.4
     """

@@ -20,8 +20,10 @@ from grue.messages import (
     DeadlineMissed,
     FinalForced,
     Interrupted,
+    IterationStarted,
     LlmFailure,
     McpDisabled,
+    Resumption,
     RunTurn,
     ServerName,
     ServerNoted,
@@ -31,6 +33,7 @@ from grue.messages import (
     ToolCallResult,
     ToolReturned,
     TurnFailed,
+    TurnParked,
 )
 from grue.policies import UNLISTED, FailurePolicy, TurnLimits
 from grue.protocol.tools.results import SKIPPED_TOO_LATE
@@ -64,6 +67,20 @@ def noted(*bodies: Any, turn: int = 0) -> list[Event]:
 
 def told(events: list[Event]) -> list[tuple[str, str, str, dict[str, Any]]]:
     return [(event.level, event.event_type, event.message, event.fields) for event in events]
+
+
+def test_a_call_of_a_resumed_turn_has_the_number_of_the_reply_at_which_it_was_parked() -> None:
+    parked = TurnParked(turn=3, iterations=2)
+    called = ToolCalled(
+        server=ServerName("a"), batch=BatchId(3), call_id=CallId("c"), tool="dig", arguments={}
+    )
+    offered = IterationStarted(iteration=3, max_iterations=5)
+    events = noted(run_turn(3, resumed=Resumption(parked=parked)), called, offered, turn=3)
+    assert [(event.event_type, event.fields.get("iteration")) for event in events] == [
+        ("mcp_tool_call", 2),
+        ("mcp_session_started", None),
+        ("mcp_iteration_start", 3),
+    ]
 
 
 def test_a_call_keeps_its_name_if_its_server_asks_the_model_meanwhile() -> None:

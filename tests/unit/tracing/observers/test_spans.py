@@ -27,6 +27,7 @@ from grue.messages import (
     OpenSession,
     RequestCompletion,
     RequireAnswer,
+    Resumption,
     RunTurn,
     ServerCall,
     ServerName,
@@ -39,6 +40,7 @@ from grue.messages import (
     ToolSupportChecked,
     TurnCompleted,
     TurnFailed,
+    TurnParked,
 )
 from grue.runtime.actor import Actor, ActorFailed
 from grue.runtime.trace.recorder import Envelope, Recorder
@@ -188,6 +190,16 @@ def test_a_tool_use_knows_its_limit_its_reply_and_its_protocol() -> None:
     )
     (session,) = told.closed(ToolSession)
     assert session.outcome == SessionSummary(iterations_used=1, tools_called=1, final_action="take lamp")
+
+
+def test_a_call_of_a_resumed_turn_has_the_number_of_the_reply_at_which_it_was_parked() -> None:
+    told = Told()
+    server = ServerName("thoughtbox")
+    parked = TurnParked(turn=3, iterations=2)
+    called = ToolCalled(server=server, batch=BatchId(3), call_id=CallId("c"), tool="dig", arguments={})
+    Tape(told).say(replace(RUN, resumed=Resumption(parked=parked)), called, turn=3)
+    (turn,), (use,) = told.opened(RunTurn), told.opened(ToolUse)
+    assert (use.parent, use.subject.iteration) == (turn.span, 2)
 
 
 def _fields(struct: Any) -> dict[str, Any]:
