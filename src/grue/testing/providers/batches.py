@@ -33,7 +33,7 @@ class BatchFaults(Struct, kw_only=True):
     """What goes wrong with batches of requests. The fields may be changed while the server runs.
 
     `in_place` and `after` get a count: the request's number, from 1, among the requests with its method and
-    path. The count that `results` gets is the request's number among the requests for that file.
+    path. The count that `results` gets is the request's number among the requests for the file.
     """
 
     looks: int = 0  # how many GET requests show a batch as running before it ends

@@ -387,7 +387,7 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
-    """Yield errors: a reasoning item was changed, left out before its call, or sent without what followed."""
+    """Yield errors: a reasoning item is changed, unknown, left out before a call, or lacks what followed."""
     # With `kept`, the endpoint stores its replies, so a request may leave out an item's encrypted content.
     sent = {item["id"]: item for group in owed.values() for item in group}
     run: list[str] = []
