@@ -189,7 +189,7 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
         return [(name, shown.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
     def named_values(self) -> dict[str, str]:
-        """Return the secrets of 8 or more characters by name. `Authorization: Bearer KEY` gives `KEY` too."""
+        """Return keys and secret headers of 8 or more characters, by name. `Bearer KEY` gives `KEY`, too."""
         headers = {name: value.strip() for name, value in self.extra_headers.items() if looks_secret(name)}
         tokens = {f"{name} token": value.rpartition(" ")[2] for name, value in headers.items()}
         named = {"api_key": (self.api_key or "").strip(), **headers, **tokens, **secrets_in(headers)}
@@ -201,7 +201,7 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
         return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
 
-msgspec.json.Decoder(LlmSettings)  # at import: msgspec crashes if two threads make its first decoder at once
+msgspec.json.Decoder(LlmSettings)  # msgspec crashes if two threads make a class's first decoder at once
 
 
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
@@ -222,7 +222,7 @@ class ReplyRoom(Protocol):
         """
 
     def read(self, model: str, outcome: http.RequestOutcome) -> None:
-        """Count the cost of a reply from a batch. Call this when the reply has been decoded."""
+        """Take note of the cost in `outcome`, if this room counts costs."""
 
 
 # The `ReplyRoom` of the current turn; `None`: the process's `ReplyRoom` (`set_process_room`), if any.
@@ -609,7 +609,7 @@ class LlmEndpoint:
     def _new_connection(self) -> http.Connection:
         return http.Connection(
             https=self._base_url.scheme == "https",
-            # Use no proxy of the environment for an endpoint on this machine, because no proxy can reach it.
+            # Use no proxy of the environment for an endpoint on this machine: most proxies cannot reach it.
             proxy=None
             if wire_profile.is_loopback(self.settings.base_url)
             else http.proxy_for(self._base_url),

@@ -169,7 +169,7 @@ _QUIET_S = 0.001  # how long a connection with TLS, or after a long reply, must 
 
 
 class ExchangeError(Exception):
-    """An exchange failed in the HTTP library. `kind` says what failed."""
+    """An HTTP exchange failed. `kind` says how."""
 
     def __init__(self, kind: Literal["unreachable", "timed_out", "undecodable", "broken"], message: str):
         super().__init__(message)
@@ -826,7 +826,7 @@ def not_sent(why: str) -> Fault:
 
 
 def request_outcome(answer: Answered | Fault, reply: Reply | Fault) -> RequestOutcome:
-    """Return the outcome of a request, for `Permit.settle`; `reply` was decoded from `answer`."""
+    """Return the outcome of a request; `reply` was decoded from `answer`."""
     if isinstance(reply, Fault):
         return RequestOutcome(status=answer.status, retry_after_s=reply.retry_after_s)
     return RequestOutcome(

@@ -55,10 +55,10 @@ class McpClient:
     """An MCP session with one server; a `ToolConnection`. One task must enter, use and leave it.
 
     Entering the client spawns the process of a stdio server. Entering raises `ServerFailed`, or
-    `MissingDependencyError` without a usable `mcp` package. Leaving ends the process within `options.limits`,
-    even if the task is cancelled. Then no process of its process group is alive, unless it is stuck in the
-    kernel, and `status` says how the process ended. For a server over HTTP, leaving asks the server to end
-    the session, for 1 s at most.
+    `MissingDependencyError` without a usable `mcp` package. Leaving ends the process within its time
+    limits, even if the task is cancelled. Then no process of its process group is alive, unless it is stuck
+    in the kernel, and `status` says how the process ended. For a server over HTTP, leaving asks the server to
+    end the session, for 1 s at most.
 
     Source: R3.5-R3.7, P9
     """
@@ -197,7 +197,7 @@ class McpClient:
     async def call_with_blocks(
         self, tool: str, arguments: m.JsonObject, timeout_s: float
     ) -> tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]:
-        """Call a tool as `call` does. Return the result, and the server's own content blocks unchanged."""
+        """Call a tool as `call` does. Return the result, and all content blocks of the server's answer."""
         result, answer = await self._call(tool, arguments, timeout_s)
         return result, await _off_loop(content_blocks, answer)
 

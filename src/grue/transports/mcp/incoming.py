@@ -92,7 +92,7 @@ def refusal_of(value: object) -> types.JSONRPCError | None:
 
 def _refusal_of_text(line: bytes) -> types.JSONRPCError | None:
     """Return the error to deliver in place of an answer that cannot be decoded, if it begins as one."""
-    # A line of a log may end as an answer does, so the id at the end counts only after such a beginning.
+    # A line of a log may end as an answer does, so an id at the end counts only if the line begins as one.
     found = _ID_AT_START.match(line) or (_RESULT_AT_START.match(line) and _ID_AT_END.search(line))
     if not found:
         return None
@@ -166,7 +166,7 @@ def _decode(line: bytes) -> object:
 
 
 def _decode_damaged(line: bytes) -> object:
-    """Decode JSON even if it has invalid UTF-8, a NaN or a lone surrogate; `None`: it is not JSON."""
+    """Decode JSON even with invalid UTF-8, a NaN or a lone surrogate; `None`: it is no JSON, or too deep."""
     text = line.decode("utf-8", "replace")
     try:
         return json.loads(
@@ -201,7 +201,10 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode an answer, except large parts of a tool result; `None`: the line is not an answer."""
+    """Decode an answer, except large parts of a tool result. Another result becomes an error.
+
+    `None`: the line is not an answer.
+    """
     try:
         envelope = msgspec.json.decode(line, type=_Undecoded)
     except (ValueError, RecursionError):

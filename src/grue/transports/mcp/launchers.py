@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def _if_readable(look: Callable[[StdioServer], T | None]) -> Callable[[StdioServer], T | None]:
-    """Decorate a function that looks for files: where it may not read a file, it returns `None`."""
+    """Decorate a function that looks for files: it returns `None` if a file cannot be read."""
 
     @functools.wraps(look)
     def found(server: StdioServer) -> T | None:
@@ -47,7 +47,7 @@ def _if_readable(look: Callable[[StdioServer], T | None]) -> Callable[[StdioServ
 
 @_if_readable
 def npx_cache_broken(server: StdioServer) -> str | None:
-    """Return advice if npx, which has ended, has left a broken cache folder; `None`: it has not."""
+    """Return advice if npx has left a broken cache folder, else `None`. Call this when npx has ended."""
     if PurePath(server.command).name != "npx":
         return None
     packages = list(_packages(server.args))
@@ -127,7 +127,7 @@ def missing_npx_package(server: StdioServer) -> str | None:
     options = list(itertools.takewhile(lambda arg: arg.startswith("-") and arg != "--", server.args))
     if launcher_of(server) != "npx" or _NEVER_INSTALL.isdisjoint(options):
         return None
-    asked = _read_npx(server.args)  # `None`: npx gets options that are not known here
+    asked = _read_npx(server.args)
     if asked is None or not _REGISTRY_NAME.fullmatch(asked.package):
         return None
     name, command = _without_version(asked.package), asked.program or asked.package
@@ -188,7 +188,7 @@ def _read_npx(args: Sequence[str]) -> _Npx | None:
 
 
 def _npm_folders(server: StdioServer, asked: _Npx) -> Iterator[Path]:
-    """Yield the `node_modules` folders in which npx looks, in order; for `NAME@VERSION`, only npx's cache."""
+    """Yield the project's `node_modules` folders and npx's cache; for `NAME@VERSION`, only the cache."""
     if asked.package == _without_version(asked.package):
         yield from _project_folders(server)
     yield npx_folder(server, (asked.package,)) / "node_modules"
@@ -200,7 +200,7 @@ def _project_folders(server: StdioServer) -> Iterator[Path]:
 
 
 def _global(server: StdioServer) -> Iterator[Path]:
-    """Yield the folders in which npm may keep global packages, by its settings; they need not exist."""
+    """Yield the folders in which npm may keep global packages; they need not exist."""
     environment = server.environment()
     prefixes = [environment.get(name) for name in ("npm_config_prefix", "NPM_CONFIG_PREFIX", "PREFIX")]
     prefixes += [_npmrc_prefix(expanded(environment.get("HOME", "~")) / ".npmrc"), "/usr/local"]
@@ -213,7 +213,7 @@ def _global(server: StdioServer) -> Iterator[Path]:
 
 
 def _npmrc_prefix(path: Path) -> str:
-    """Return the `prefix` in `.npmrc`, with `~` for the home folder; empty: none is set."""
+    """Return the `prefix` in `.npmrc`, with `~` for the home folder; empty: none is found."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

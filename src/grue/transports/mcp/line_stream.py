@@ -18,8 +18,8 @@ _LONG_ID = 20  # digits
 class LineStream(MessageStream):
     """A stream of a process's lines. A line that is not a message, or is too large, is left out and reported.
 
-    An answer that is too large becomes an error for its request, if its id can be read. An answer to no
-    request, such as an error with the id `null`, is reported. The stream breaks after a line over
+    An answer that is too large or unusable becomes an error for its request, if its id can be read. An answer
+    to no request, such as an error with the id `null`, is reported. The stream breaks after a line over
     `max_line_bytes`, or over `MAX_UNASKED` lines in a row that are no answers.
     """
 

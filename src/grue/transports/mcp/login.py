@@ -115,7 +115,7 @@ class LoginRefused(MCPError):  # noqa: N818 - named for what it reports, like th
 def log_in(
     server: HttpServer, show: Callable[[str], object], *, scope: str | None = None, timeout_s: float = LOGIN_S
 ) -> TokenRecord:
-    """Log in to a server and store the tokens. Wait for the person in the browser for `timeout_s` at most.
+    """Log in to a server; store and return the tokens. Wait for the browser for `timeout_s` at most.
 
     A thread calls `show` with the address to open. `scope`: scopes to request besides those that the server
     asks for; `None`: those in the server's configuration. Raises `LoginRefused`.

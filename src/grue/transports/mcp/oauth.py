@@ -3,7 +3,7 @@
 The SDK's OAuth providers know the protocol. A provider's generator yields requests, and `_drive` sends them,
 except the request to the MCP server, which the transport sends. A turn never asks a person: the fault says
 which command to run. The SDK's errors may quote an answer with tokens, so their texts are shown only
-redacted, and without a quoted answer.
+redacted, and without an answer that the SDK could not read.
 """
 
 import base64
@@ -159,7 +159,7 @@ def secrets_of(request: httpx2.Request, answer: httpx2.Response) -> list[tuple[s
 
 
 def words_of(error: Exception) -> str:
-    """Return the text of an SDK error, without the server's answer, which a validation error quotes."""
+    """Return the text of an SDK error, without the answer that a validation error quotes."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ValidationError):
         cause = cause.__cause__ or cause.__context__
@@ -231,8 +231,7 @@ class Authorizer:
     async def token(self) -> str:
         """Return the token for a request, or an empty text if no token is stored.
 
-        A token that expires soon is renewed first, if there is a refresh token. Raises `AuthorizationRefused`
-        if tokens cannot be read or stored.
+        If a token expires soon and has a refresh token, renew it first. Raises `AuthorizationRefused`.
         """
         if not self._loaded:
             self._use(await self._load())
@@ -253,7 +252,7 @@ class Authorizer:
         raise faults.AuthorizationRefused(self._login_fault(refusal, self._record))
 
     async def login(self, refusal: httpx2.Response, person: Person, scope: str | None) -> TokenRecord:
-        """Ask a person to authorise grue, and store the tokens; raises `AuthorizationRefused`."""
+        """Ask a person to authorise grue; store and return the tokens. Raises `AuthorizationRefused`."""
         provider = self._provider(await self._load(), person, scope)
         await self._drive(provider, refusal)
         async with self.store.locked():

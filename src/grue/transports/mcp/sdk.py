@@ -269,9 +269,10 @@ class Link:
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the raw result, which the SDK's typed methods would change.
 
-        If the server asks for input that the host can give, the request is sent again with this input. The
-        server gets a notice if the caller is cancelled. `subscriptions/listen` opens a stream of changes, and
-        `notifications/cancelled` ends one. Raises `SdkError`; `HostCodeFailed`: a Ctrl-C in `elicit`.
+        `ParamHeaders` may leave tools out. If the server asks for input that the host can give, the request
+        is sent again with this input. The server gets a notice if the caller is cancelled.
+        `subscriptions/listen` opens a stream of changes, and `notifications/cancelled` ends one. Raises
+        `SdkError`; `HostCodeFailed`: a Ctrl-C in `elicit`.
         """
         if method == LISTEN:
             return await self._subscriptions.listen(params)

@@ -6,7 +6,7 @@ a response without a body. It does not raise the fault: after most exceptions, t
 group of exceptions, log a traceback, or never answer.
 
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
-loop. So this module drops comments, parses large events itself, and passes small events on in their place.
+loop. So this module drops comments, and replaces large answers, which it parses itself, by small events.
 """
 
 import contextlib
@@ -353,7 +353,7 @@ class HttpStream(MessageStream):
         self._arrived.close()
 
     def logged(self, record: logging.LogRecord) -> None:
-        """Report by a notice what a library logged here. `_OTHER_ORIGIN_LOGGED` also breaks the stream."""
+        """Report a library's log record by a notice, unless it has a traceback. May break the stream."""
         if record.exc_info:
             return  # the transport also delivers the logged exception to `_receive_all`, which reports it
         text = record.getMessage()
@@ -454,7 +454,7 @@ class _Client(httpx2.AsyncClient):
             timeout=httpx2.Timeout(None, connect=connect_s),
             limits=httpx2.Limits(keepalive_expiry=_IDLE_S),
             verify=_tls(secure=httpx2.URL(server.url).scheme == "https"),
-            # Use no proxy of the environment for a server on this machine, because no proxy can reach it.
+            # Use no proxy of the environment for a server on this machine: most proxies cannot reach it.
             trust_env=not is_loopback(server.url),
         )
         self._stream = stream

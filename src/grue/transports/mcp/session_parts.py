@@ -13,9 +13,10 @@ A task is a tool call that the server has accepted and answers later. Its states
 |                   | message has changed                      |                                           |
 |                   | `tasks/get` is refused, or not readable  | asked again                               |
 |                   | this, `MAX_POLL_ERRORS` times in a row   | `tasks/cancel`; the call is refused       |
-| input_required    | the host answers, or declines `elicit`   | working (experimental form: as completed) |
-|                   | the input is not offered, or sampling is | `tasks/cancel`; the call is refused       |
-|                   | declined                                 |                                           |
+| input_required    | the host answers; declines `elicit`, or  | working (experimental form: as completed) |
+|                   | has none                                 |                                           |
+|                   | sampling is declined; other input is not | `tasks/cancel`; the call is refused       |
+|                   | offered                                  |                                           |
 | completed         | experimental form: `tasks/result`        | the result                                |
 | failed            | experimental form: `tasks/result`        | the result, or the call is refused        |
 |                   | otherwise                                | the call is refused, with the reason      |
@@ -130,9 +131,9 @@ LOST = f"{INTERRUPTED}: its server no longer knows the task"
 class TaskOfCall(Struct):
     """Follows one MCP task to its end.
 
-    `ask` sends a request about the task and returns the raw result, or raises `ToolRefusedError` or
-    `ServerFailed`. `respond` answers the server's questions: it takes and returns a dictionary by the
-    questions' names. `progress` gets each new status message.
+    `ask` sends a request about the task and returns the raw result, or raises as `result` does. `respond`
+    answers the server's questions: it takes and returns a dictionary by the questions' names. `progress` gets
+    each new status message.
     """
 
     task: m.ToolTask
