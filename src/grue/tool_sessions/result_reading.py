@@ -234,7 +234,9 @@ def _around(piece: str, test: _Test) -> str:
     if len(piece) <= _SHOWN_OF_LINE:
         return piece
     low, high = 1, len(piece)
-    while low < high:  # find the shortest prefix with a match: its end is the end of the first match
+    # Find the shortest prefix with a match. Its end is the end of the first match, unless the pattern tests
+    # what follows, as `$` and `\b` do.
+    while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if test(piece[:middle]) else (middle + 1, high)
     start = max(0, min(low - _SHOWN_OF_LINE // 2, len(piece) - _SHOWN_OF_LINE))

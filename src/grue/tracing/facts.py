@@ -83,7 +83,7 @@ class Fact(m.Message, frozen=True, kw_only=True):
 
 
 def said_by(fact: Fact, words: Callable[[Any], str] | property) -> str:
-    """Return the text of the fact's own `words`; if that raises or returns no text, the text of `words`."""
+    """Return the text of a fact's method `words`; if it raises or returns no text, that of the base class."""
     base: Any = words.fget if isinstance(words, property) else words
     try:
         said = getattr(fact, base.__name__)
