@@ -156,6 +156,7 @@ def open_episode(path: str | PathLike[str]) -> EpisodeReader:
     """Open a trace file, or the trace file in a run folder, to read it a line at a time.
 
     Raises:
+        MCPConfigError: `path` cannot be the path of a file.
         TraceError: The file is missing, not a trace, or of a later format. If a line is damaged, the reader
             raises this when it comes to the line.
     """
@@ -166,6 +167,7 @@ def read_episode(path: str | PathLike[str]) -> EpisodeTrace:
     """Read a whole trace file, or the trace file in a run folder, into memory.
 
     Raises:
+        MCPConfigError: `path` cannot be the path of a file.
         TraceError: The file is missing, not a trace, of a later format, or damaged.
     """
     return open_episode(path).whole()

@@ -1,4 +1,4 @@
-"""Write a trace as one HTML page that needs only a browser: `grue trace html FILE` and `grue runs --html`."""
+"""Write a trace, a comparison of two traces or an index of runs as an HTML page that needs only a browser."""
 
 import os
 import shutil

@@ -46,6 +46,7 @@ class RunFolder(Closing):
             anything yet; its message numbers and its time continue those in the trace.
 
     Raises:
+        MCPConfigError: `path` cannot be a path.
         TraceError: The folder or a file in it cannot be written, or another process writes the trace. Without
             `resume`: there is a trace already. With `resume`: there is no trace of this episode.
     """

@@ -6,7 +6,8 @@ A file of requests goes through these states. `sending` is stored in the folder 
                   │ the process was killed, or the provider neither accepted nor refused the file:
                   │ look for the batch at the provider, and send the file only if there is no batch
 
-A file is unsent again if the provider refuses to make a batch of it, or has no room for another batch.
+A file is unsent again if the provider refuses to make a batch of it, or has no room for another batch. If
+the provider refuses the batch later for another reason, each of its requests gets an error.
 """
 
 import codecs
