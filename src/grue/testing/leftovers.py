@@ -131,7 +131,7 @@ def _descriptors() -> Iterator[int]:
 def _threads(known: frozenset[int]) -> Iterator[threading.Thread]:
     """Yield the threads that run, or are about to. `known` has the `ident`s of threads before the block."""
     # `threading.enumerate` may also return threads that have ended: Python adds an entry for a foreign thread
-    # that calls `current_thread()`, and never removes it. If a later thread gets the same `ident`, the old
+    # that calls `current_thread()`, and old versions keep it. If a later thread has the same `ident`, the old
     # entry seems to run. So on Linux, if its `ident` is in `known`, the kernel must list its `native_id`.
     tasks = _tasks()
     running = _running()

@@ -331,7 +331,7 @@ class ScriptedLlmServer:
 
     @property
     def settings(self) -> "LlmSettings":
-        """Settings for this endpoint, as `Runner(llm=...)` takes them: no key, and retries without waits."""
+        """Settings for this endpoint, as `Runner(llm=...)` takes them: no key, and no backoff of retries."""
         # For a script with `silence()`, shorten the limit: `replace(llm.settings,
         # retry=RetryPolicy(timeout_s=0.5))`.
         from grue import LlmSettings, RetryPolicy

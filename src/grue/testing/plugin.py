@@ -46,7 +46,7 @@ def faulty_mcp_server() -> "Callable[..., StdioServer]":
 
 @pytest.fixture
 def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[Callable[..., HttpServer]]":
-    """Serve correct MCP servers over HTTP during the test, from threads: `mock_mcp_server(name="shop")`."""
+    """Run correct MCP servers in threads during a test: `mock_mcp_server(name="shop")` is an `HttpServer`."""
     from grue.testing.mock_server import MockServer
     from grue.tool_sessions.server_specs import HttpServer
 
@@ -86,7 +86,7 @@ def mock_mcp_process() -> "Callable[..., StdioServer]":
 @pytest.fixture
 def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[Callable[..., ScriptedLlmServer]]":
     """Start LLM endpoints with scripted replies (`grue.testing.llm_server`), closed after the test."""
-    # Errors have `Retry-After: 0`, so that the client retries without a wait.
+    # Errors without `Retry-After` get `Retry-After: 0`, so that the client retries without a wait.
     from grue.testing.llm_server import LlmReply, ScriptedLlmServer
 
     if "nothing_left" in request.fixturenames:
