@@ -226,7 +226,7 @@ def watch(calls: tuple[str, ...]) -> int | None:
 
 
 def connect(descriptor: int, address: bytes) -> int:
-    """Connect a socket to the C `sockaddr` in `address`. Return 0, or the errno of the failure."""
+    """Connect a socket to the C `sockaddr` in `address`. Return 0, or the errno."""
     done = _libc().connect(descriptor, address, len(address))
     return 0 if done == 0 else ctypes.get_errno()
 

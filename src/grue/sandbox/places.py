@@ -82,7 +82,7 @@ def places_of(
         if not os.path.exists(path):  # noqa: PTH110 - `Path` is slower, and this runs before each start
             why = f"The box lets the program write {path}, which does not exist."
             raise SandboxError(why, remedy="Create it, or leave it out.")
-    # Resolve the program's path only once, so that the check and the rules are about the same files.
+    # Call `_chain` only once, so that the check and the rules are about the same files.
     chain = tuple(_chain(program))
     changeable = [real_path(path) for path in written]
     _refuse_planted(chain, changeable)
