@@ -237,7 +237,7 @@ def insecure_server(host: str) -> AuthorizationRefused:
 
 
 def identity_unusable(words: str) -> AuthorizationRefused:
-    """Return the error for an identity token that cannot be exchanged. `words`: why; they quote no token."""
+    """Return the error for an identity token that cannot be exchanged. `words` say why."""
     return _refused(
         words,
         "Get a new identity token from the identity provider, and check identity_provider,"
