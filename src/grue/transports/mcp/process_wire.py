@@ -95,7 +95,7 @@ class ProcessWire:
         return found if self._process.exited is not None else f"{found}\n{advice}"
 
     def refusals(self, text: str, *, died: bool = False) -> str:
-        """Return what the sandbox has refused a server that wrote `text`; `died`: the server has failed."""
+        """Return what the sandbox seems to have refused a server that wrote `text`; `died`: it has failed."""
         if not self._server.sandbox:
             return ""
         return self.redactor.text(plain_text("\n".join(self._process.refusals(text, died=died))))
