@@ -55,7 +55,7 @@ class Consumer(Protocol):
 
 
 class OutboxStatistics(Struct, frozen=True, kw_only=True):
-    """Numbers of envelopes put into the queue (`taken`), dropped and `waiting`; `failed`: of exceptions."""
+    """How many envelopes were queued (`taken`), `dropped` or are `waiting`; `failed`: how many exceptions."""
 
     taken: int
     dropped: int

@@ -110,7 +110,10 @@ class RunFolder(Closing):
         return self._trace.flush()
 
     def write_result(self, result: object) -> None:
-        """Write `result.json` atomically. Secrets are replaced, in numbers only if all fields allow it."""
+        """Write `result.json` atomically, or raise `TraceError`.
+
+        Secrets are replaced, in numbers only if all fields allow it.
+        """
         target = self.path / RESULT_FILE
         _, encoded = self._recorder.encoded(result)
         shown = self._recorder.redacted(encoded, numbers=True)
