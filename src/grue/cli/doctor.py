@@ -77,7 +77,7 @@ class Finding(Struct, frozen=True):
     """The result of one check. Only `WRONG` makes the exit status 1. `open`: the check could not decide."""
 
     verdict: Verdict
-    text: str  # the first line says what was found, the further lines what to do
+    text: str  # the first line says what was found, the further lines give details and what to do
     lacking: str = ""  # what cannot be used because of the finding; empty: nothing
 
 

@@ -154,7 +154,7 @@ def trace_command(place: Path, id_: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a time as `M:SS` or `H:MM:SS`."""
+    """Return a duration as `M:SS` or `H:MM:SS`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

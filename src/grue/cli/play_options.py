@@ -48,7 +48,7 @@ class PlayOptions(EpisodeOptions, frozen=True, kw_only=True):
 
 
 ASKED = ("offline", "model", "base_url", "mcp_config", "mcp")
-RECORDED = ("game", *ASKED, "turns", "seed", "turn_timeout_s", "interpreter")  # `resume` restores them
+RECORDED = ("game", *ASKED, "turns", "seed", "turn_timeout_s", "interpreter")  # `--resume` restores them
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:

@@ -154,7 +154,7 @@ _HEADINGS = ("turn", "request", "message", "tokens", "bytes", "repeats", "cached
 
 
 def cache(file: Path, *, as_json: bool, width: int | None = None) -> None:
-    """Print the report on a trace's prompts, as a table or as one JSON object."""
+    """Print the `cache_report` of a trace, as a table or as one JSON object."""
     reader = open_episode(file)
     report = cache_report(reader.header.episode, reader)
     as_table = render(report, table_width(width))

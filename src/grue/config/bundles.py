@@ -118,7 +118,7 @@ def _digest(file: BufferedReader) -> str:
 
 
 def _check_list(file: BufferedReader) -> None:
-    """Refuse a list of files that is too long, before `zipfile` makes an object for each file."""
+    """Refuse ZIP64, and a list of files that is too long, before `zipfile` makes an object for each file."""
     start = max(0, file.seek(0, os.SEEK_END) - (1 << 16) - _END.size - _LOCATOR_BYTES)
     file.seek(start)
     tail = file.read()

@@ -56,7 +56,7 @@ class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
     calls: tuple[str, ...] = ()  # of the turn, each as `server.tool`
 
     def summary(self) -> str:
-        """Return the number of the turn, and the names of its tool calls."""
+        """Return that the turn is no longer in the conversation, and the names of the tools it called."""
         remains = f"; done all the same: {', '.join(self.calls)}" if self.calls else ""
         return f"turn {self.turn} is no longer part of the conversation{remains}"
 

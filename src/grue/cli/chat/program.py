@@ -170,7 +170,7 @@ class ChatProgram:
             self._screen.end(answer)
 
     def _is_final(self, error: MCPError) -> bool:
-        # In a pipe, all further lines would fail with the same error too, such as a refused API key.
+        # After some errors, such as a refused API key, all further lines of a pipe would fail too.
         answered = bool(self.talk.runner.spent.requests)
         return not self.reader.asks and isinstance(error, LLMError) and ends_episode(error, answered=answered)
 

@@ -58,7 +58,7 @@ class TerminalScreen(Closing):
         self._row.show(what)
 
     def on_event(self, event: LoopEvent | Noticed) -> None:
-        """Print an event of the turn."""
+        """Print an event of the turn, unless it is a piece of the model's reasoning."""
         match event:
             case Words(restart=True):
                 if self._said:

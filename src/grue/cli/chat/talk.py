@@ -59,7 +59,7 @@ class ChatOptions(EpisodeOptions, frozen=True, kw_only=True):
     learn: str | None = None
 
 
-RECORDED = (*ASKED, "instructions", "ask", "turn_timeout_s")  # `resume` restores them
+RECORDED = (*ASKED, "instructions", "ask", "turn_timeout_s")  # `--resume` restores them
 
 
 def as_started(options: ChatOptions, past: facts.ChatPast) -> ChatOptions:
