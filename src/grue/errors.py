@@ -225,7 +225,7 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
 
 
 class TurnCancelled(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """The turn was cancelled through its handle, or its runner was closed."""
+    """The turn was cancelled through its handle, its runner was closed, or the event loop failed."""
 
 
 class BudgetSpent(MCPError):  # noqa: N818 - named as the event it reports, like the messages

@@ -51,7 +51,7 @@ class OwnKeywords(StructMeta):
                 named = [
                     each for each in signature(self).parameters.values() if each.kind == each.KEYWORD_ONLY
                 ]
-                if str(error).startswith("Extra positional") and named:  # msgspec's error, without the class
+                if str(error).startswith("Extra positional") and named:  # msgspec's text names no class
                     form = f"{self.__name__}({named[0].name}=...)"
                     raise TypeError(f"{error}: write them by name, as in {form}.") from None
                 raise

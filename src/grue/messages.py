@@ -112,7 +112,7 @@ class SessionNote(Message, frozen=True, kw_only=True):
 
 
 class LlmNote(Message, frozen=True, kw_only=True):
-    """Base of the notes that the LLM actor records."""
+    """Base of the notes about conversations with a model."""
 
 
 # --- Tools and their calls
@@ -784,7 +784,7 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
             contained a secret, which the tokens' ids would reveal.
     """
 
-    also_hidden: ClassVar[tuple[str, ...]] = ("tokens",)  # set to `None` if a secret is replaced
+    also_hidden: ClassVar[tuple[str, ...]] = ("tokens",)  # fields set to `None` if a secret is replaced
 
     request: int
     content: str | None = None
@@ -1298,7 +1298,7 @@ class ApprovalPostponed(Message, frozen=True, kw_only=True):
     expires_at: float | None = None
 
 
-# --- The agent and itself
+# --- The check of the answer, the end of the time, and the agent's notes
 
 
 class CheckAnswer(Message, frozen=True, kw_only=True):

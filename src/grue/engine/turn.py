@@ -438,13 +438,13 @@ class RestOfTurn(Spending):
         return self.spent.left(episode, turn.limits.budget)
 
     def add(self, requests: int, usage: m.Usage) -> None:
-        """Add what the finished turn has spent, less `counted`."""
+        """Add what the ended turn has spent, less `counted`, to `whole`."""
         rest = Spent(requests=requests, usage=usage).less(self._counted)
         self._whole.add(rest.requests, rest.usage)
 
 
 class TurnPostponed(Exception):  # noqa: N818 - named as the event it reports
-    """The turn waits for a provider's batch."""
+    """The turn waits for a provider's batch, or for more room in the budget."""
 
     def __init__(self, waits: m.TurnWaits) -> None:
         super().__init__(f"turn {waits.turn} waits for a batch")

@@ -177,7 +177,7 @@ class TurnActors:
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
-        """The states of those servers of the turn that are disabled, or have connected in the episode."""
+        """The state of each server with a session actor that is disabled, or has connected in the episode."""
         known = {name: session.connection for name, session in self._sessions.items()}
         return {name: state for name, state in known.items() if isinstance(state, Proven | Disabled)}
 
@@ -403,7 +403,7 @@ class TurnActors:
         unsaved = [] if self._wiring.presumed is None else self._wiring.presumed.unsaved()
         if not unsaved:
             return
-        from grue.transports.mcp.listing import ListingCache  # few programs need it
+        from grue.transports.mcp.listing import ListingCache  # only a new listing needs it
 
         def save() -> None:
             for server, seen in unsaved:
@@ -435,7 +435,7 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """Prewarm the next turn's sessions if the agent waits for the model."""
+        """Call `EarlyRequest.stepped`. If the agent waits for the model, prewarm the next turn's sessions."""
         if self._early is not None:
             self._early.stepped()
         pool, agent = self._resources.pool, self._agent

@@ -87,7 +87,7 @@ class _Account:
 
 
 class _Room(Struct, frozen=True, kw_only=True):
-    """Stores the requests of one turn until their replies arrive."""
+    """Returns the stored replies to the requests of one turn, and stores the requests without a reply."""
 
     files: BatchFolder
     path: str
@@ -95,7 +95,7 @@ class _Room(Struct, frozen=True, kw_only=True):
     admits: Callable[[int, bytes], bool]
     recorder: Recorder
     writer: TraceWriter
-    read_now: set[str] = field(default_factory=set)  # ids of requests whose replies this process has read
+    read_now: set[str] = field(default_factory=set)  # ids of requests whose replies this object has returned
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
         """Return the reply; else store the request, if the budget has room, and raise `RequestPostponed`."""

@@ -120,7 +120,7 @@ class Accounts:
         return ""
 
     def left(self, machine: str, worker: str) -> None:
-        """Record that one of a worker's server processes has ended, so that another one may start."""
+        """Free the place of a worker's server process that has ended or was not started."""
         self.places[machine].leave(worker)
         if self._left is not None:
             self._left.set()

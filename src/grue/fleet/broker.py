@@ -235,7 +235,7 @@ class Broker(Struct):
     """The state of the broker; the module's docstring has its rules."""
 
     limits: Limits
-    spent: Amount = Amount()  # of the settled requests, also of earlier runs
+    spent: Amount = Amount()  # of the settled requests, and of all requests of earlier runs
     reserved: Amount = Amount()  # the most that the requests under way can cost together
     under_way: int = 0
     window: float = SLOW_START  # how many requests the endpoint seems to take at one time
@@ -243,7 +243,7 @@ class Broker(Struct):
     paused_until: float = -math.inf  # monotonic seconds; no request starts before
     refused: str = ""  # in words, the used-up limit for which `ask` last refused a request; empty: none
     _slow_start: bool = True
-    _short: bool = False  # whether the window was full lately
+    _short: bool = False  # whether a request had to wait lately for the window or `concurrency`
     _starts: deque[float] = field(default_factory=deque)
     _allowance: float = 0.0
     _allowance_at: float | None = None
@@ -285,7 +285,7 @@ class Broker(Struct):
         return cost
 
     def most(self, wanted: exchange.WantedRequest) -> Amount | Refused:
-        """Return the most that a request can cost (each prompt byte counts as a token), or refuse it."""
+        """Return a request's highest cost as far as known (a prompt byte counts as a token), or refuse it."""
         limits = self.limits
         price = price_of(limits.budget.prices, wanted.model)
         tokens = wanted.prompt_bytes + (wanted.max_tokens or 0)

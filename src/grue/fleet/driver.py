@@ -169,7 +169,7 @@ class Driver:
         self._warned = False
 
     def run(self) -> Finished:
-        """Play the episodes that have no result yet, until all are done or the run is stopped."""
+        """Play the episodes that have no result and were not given up; return how the run ended."""
         # A first Ctrl-C or `grue fleet stop` lets the running episodes end; a second one cancels them.
         # A third Ctrl-C ends the run at once.
         self.tally.total = sum(1 for _ in self._plan.cases())
@@ -207,7 +207,7 @@ class Driver:
             except KeyboardInterrupt:
                 self._presses += 1
                 if self._presses > _DRAIN:
-                    raise  # it was not deferred, so it may have cost an ended job, for which we would wait
+                    raise  # it was not deferred, so the report of an ended job may be lost
                 if self._stop is None:
                     self._end("interrupted")
                 if self._presses >= _DRAIN:

@@ -169,7 +169,7 @@ class EpisodeFolder:
                 attempt = self.path / f"attempt-{number}"
                 try:
                     attempt.mkdir(mode=0o700)
-                except FileExistsError:  # another driver has made this folder first
+                except FileExistsError:  # another process has made this folder first
                     number += 1
                 else:
                     return attempt

@@ -116,7 +116,7 @@ class RayEngine:
         self._thread.start()
 
     def costs(self) -> Costs:
-        """Return the cost of the requests, as in `Accounts.costs`, up to about a second old."""
+        """Return the cost of the requests, as in `Accounts.costs`, read about once a second."""
         return self._costs
 
     def submit(self, job: Task) -> None:
@@ -143,7 +143,7 @@ class RayEngine:
             self.ended.put((job, Lost("cancelled")))
 
     def cancel(self) -> None:
-        """End all attempts."""
+        """End all tasks, running or queued."""
         self.withdraw()
         with self._lock:
             references = list(self._tasks)

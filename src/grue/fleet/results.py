@@ -154,7 +154,7 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
     found = [each for each in found if each.version in ("", version)]
     newest: dict[bytes, Result] = {}
     for each in found:
-        case = [each.settings, each.repetition] if each.work else each.id  # else `case.json` is unreadable
+        case = [each.settings, each.repetition] if each.work else each.id  # else no readable `case.json`
         key = msgspec.json.encode(case, order="deterministic")
         before = newest.setdefault(key, each)
         if before is not each and named.get(each.id, -1) > named.get(before.id, -1):

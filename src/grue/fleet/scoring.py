@@ -229,7 +229,7 @@ def read_scoring(written: str) -> Scoring:
             scoring = msgspec.convert(tomllib.loads(text), Scoring)
         except msgspec.ValidationError as error:
             raise FleetError(f"{path}: {fault_of(error)}.") from error
-        except (FleetError, MCPConfigError) as error:  # raised by the check of a limit or a price
+        except (FleetError, MCPConfigError) as error:  # raised by the check of a number
             raise FleetError(f"{path}: {error}") from error
         except (ValueError, RecursionError) as error:
             raise FleetError(f"{path} is not valid TOML: {error}.") from error
@@ -310,7 +310,7 @@ class ScoreTally(Struct):
     before: int = 0  # episodes that had all scores before this run
     failed: int = 0  # episodes for which a scorer failed or took too long
     unpaid: int = 0  # episodes for which the budget refused a request
-    without_trace: int = 0  # finished episodes that lack a score, and whose trace was not kept
+    without_trace: int = 0  # finished episodes to score whose trace was not kept
     unfinished: int = 0  # episodes without a result
     spent: Amount = Amount()
     troubles: list[str] = field(default_factory=list)  # of the first few episodes that were not scored

@@ -173,7 +173,7 @@ def _tool_server(server: Server) -> ToolServer:
         return grue.HttpServer(name=MCP, url=server)
     try:
         words = shlex.split(server) if isinstance(server, str) else list(server)
-    except ValueError as error:  # an unclosed quotation mark
+    except ValueError as error:  # such as an unclosed quotation mark
         raise MCPConfigError(f"The command of the MCP server cannot be split into words: {error}.") from error
     if not words:
         raise MCPConfigError("The MCP server is empty: give a URL, or a command with its arguments.")

@@ -160,7 +160,7 @@ class Decided(_TurnFact, frozen=True, kw_only=True):
     reasoning: str
     new_objective: str | None
     kind: m.OutcomeKind  # a failed turn is a `fallback`
-    reason: str = ""  # why `kind` is not `answered`
+    reason: str = ""  # as in `TurnOutcome`, or the error of a failed turn
 
     def summary(self) -> str:
         return f"{_quoted(self.action)} ({self.kind}{', ' + self.reason if self.reason else ''})"

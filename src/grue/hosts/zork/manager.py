@@ -178,7 +178,7 @@ class MCPManager:
             await session.close()
 
     async def get_tool_schemas(self) -> list[m.JsonObject]:
-        """Return the server's tools in OpenAI's format, named `server.tool`."""
+        """Return the server's tools in OpenAI's format, named `server.tool`. May raise `MCPError`."""
         if self._session is None or not self._session.alive:
             raise MCPError(self._not_connected())
         listed = [

@@ -206,7 +206,7 @@ class GameState(Struct, kw_only=True):
     episode_id: str
     turn: int = 0
     last_action: str | None = None
-    last_reason: str = ""  # why the last decision was a fallback, forced or degraded
+    last_reason: str = ""  # the `reason` of the last `Decided`
     observation: Observation = Observation(text="")
     moves: list[Move] = field(default_factory=list)
     objectives: list[str] = field(default_factory=list)

@@ -166,7 +166,7 @@ class Turn(Struct):
     takes_time: bool = True
 
     def happened(self, flag: str) -> bool:
-        """Return whether an event has happened."""
+        """Return whether a flag of the state is set."""
         return flag in self.state.flags
 
     def award(self, name: str) -> None:

@@ -61,7 +61,7 @@ def tidy(printed: str, *, broken_lines: bool = True) -> str:
 
 
 def take_status_line(text: str) -> tuple[str, Told | None]:
-    """Return the text without its status line, and the status line, if there is one."""
+    """Return the text without its status line, and what this line tells; `None`: there is none."""
     found = _STATUS_LINE.search(text)
     if found is None:
         return text, None

@@ -82,7 +82,7 @@ def _names(story: bytes) -> Iterator[str]:
     entry_bytes, pointer_at = (9, 7) if early else (14, 12)
     entry = _word(story, _OBJECT_TABLE) + (31 if early else 63) * 2
     first_properties = len(story)
-    # The table ends where the first object's properties begin.
+    # The table ends where the first table of properties begins.
     while entry + entry_bytes <= first_properties:
         properties = _word(story, entry + pointer_at)
         first_properties = min(first_properties, properties)
