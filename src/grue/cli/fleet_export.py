@@ -69,7 +69,7 @@ def _episodes(place: Path) -> Iterator[exports.EpisodeRow]:
 
 def _word(value: object) -> str:
     if isinstance(value, float):
-        value = f"{value:.3f}" if 1e5 <= abs(value) < 1e12 else f"{value:.6g}"  # of a time, show milliseconds
+        value = f"{value:.3f}" if 1e5 <= abs(value) < 1e12 else f"{value:.6g}"  # keep a time's milliseconds
     text = "" if value is None else str(value)
     return cut(printable(" ".join(text.split()), 4 * _WIDEST), _WIDEST)
 

@@ -70,8 +70,8 @@ class Described(Struct, frozen=True, kw_only=True):
     entry: dict[str, Any]
     kind: str  # `npm`, `pypi`, `oci`, `mcpb`, `remote` for an address, or `own` for the user's own program
     variables: tuple[str, ...] = ()  # environment variables that have to be set
-    optional: tuple[str, ...] = ()  # variables that are not set and not needed
-    paths: tuple[str, ...] = ()  # files and folders that the user gave to the server
+    optional: tuple[str, ...] = ()  # environment variables that are not set and not needed
+    paths: tuple[str, ...] = ()  # files and folders that the entry gives to the server
     others: tuple[str, ...] = ()  # other kinds that the description offers and grue can use
     origin: tuple[str, ...] = ()  # lines about where the server's files come from
 
@@ -259,7 +259,7 @@ class _Entry:
         self.paths: list[str] = []
 
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
-        """Check the entry against the rules in the module's docstring, and return a `Described`."""
+        """Return a `Described`. Refuse control characters, unlisted `${...}`, and too many or long texts."""
         allowed = {"workspaceFolder", "userHome", *self.variables}
         # Check the finished texts, not each value that was filled in: two values that look harmless, such as
         # "$" and "{HOME}", may have become a `${...}`.

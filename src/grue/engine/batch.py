@@ -41,7 +41,7 @@ class _Begun(Struct):
 
     run: m.RunTurn
     began: float
-    said: list[SaidStep] = field(default_factory=list)  # the messages that add to the turn's conversation
+    said: list[SaidStep] = field(default_factory=list)  # the messages that change the turn's conversation
     partial: bool = False  # a secret was redacted from `said`, or messages before a resumption are missing
 
 

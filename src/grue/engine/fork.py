@@ -86,7 +86,7 @@ class _Place(Struct, frozen=True):
     event: EpisodeEnvelope  # the last recorded message before the place
     # What the agent got from its last `RunTurn` on, before `event`; empty: the whole turn is run again.
     events: tuple[m.TurnEvent, ...]
-    opened: tuple[m.ServerName, ...] = ()  # the servers whose sessions are open there
+    opened: tuple[m.ServerName, ...] = ()  # the servers whose sessions are open at the place
     spent: Spent = Spent()  # what the turn had spent before the place, which the fork does not pay again
     iterations: int = 0  # the number of replies with tool calls before the place
 

@@ -520,7 +520,7 @@ class Runner(AsyncToolAccess, Closing):
 
         earlier = None if resume_from is None else CompletedTurns(resume_from)
         plan = Batch(begin=begin, settings=self._settings(), concurrency=concurrency, resume_from=earlier)
-        items: Iterator[BatchItem[TurnOutcome[T]]] = run_batch(requests, plan)  # begins at its first item
+        items: Iterator[BatchItem[TurnOutcome[T]]] = run_batch(requests, plan)  # begins at the first `next`
         if batch is not None:
             from grue.engine.waiting_turns import run_waiting  # few programs need it
 

@@ -305,7 +305,7 @@ class Talk:
         return result
 
     def settle(self) -> None:
-        """Wait until everything recorded so far is in the trace file."""
+        """Wait until everything recorded so far is in the trace file, or until that takes too long."""
         self._folder.flush()
 
     def _open_loop(self, on_event: Callable[[Any], object]) -> AgentLoop:

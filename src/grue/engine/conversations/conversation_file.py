@@ -71,7 +71,7 @@ class Undone(Struct, frozen=True, tag="undone"):
 
 
 class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True):
-    """The state of a turn that a later process can go on with."""
+    """The state of a turn. Unless it is `over`, a later process can go on with the turn."""
 
     turn: int
     trace: str  # the path of the trace that tells how far the turn has come; empty if `state` is `over`
