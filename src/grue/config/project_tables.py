@@ -27,7 +27,7 @@ class ProjectTables(Struct, frozen=True):
         return f"{found[0] if found else GRUE}.{table}"
 
     def placed(self, table: str, problem: MCPConfigError.Problem) -> MCPConfigError.Problem:
-        """Return `problem`, whose path starts at the table, with a path from the top of the file."""
+        """Return `problem` with the table's path before its own path, and `[TABLE]` before its text."""
         place = self.place(table, str(problem.keys[0]) if problem.keys else "")
         return MCPConfigError.Problem((*place.split("."), *problem.keys), f"[{place}] {problem.text}")
 

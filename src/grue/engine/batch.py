@@ -153,7 +153,7 @@ def _asked(command: m.RunTurn, past: m.HistoryReference | None) -> _Asked:
 
 
 def asks_the_same(one: m.RunTurn, other: m.RunTurn) -> bool:
-    """Return whether two turns have the same number and the same request."""
+    """Return whether two turns have the same number, texts, images, servers, tools and answer schema."""
     return _asked(one, None) == _asked(other, None)
 
 
