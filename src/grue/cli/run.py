@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -176,6 +177,16 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def _copy_example(copy: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=f"{copy.name}.", dir=copy.parent) as unfinished:
+        files = Path(unfinished, copy.name)
+        for source in filter(Path.is_file, EXAMPLE.parent.rglob("*")):
+            target = files / source.relative_to(EXAMPLE.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        files.rename(copy)  # so that a later command never finds half of the example
+
+
 def _default_agent(options: RunOptions) -> Path:
     here = Path("agent.yaml")
     if here.exists() or not options.offline:
@@ -184,7 +195,7 @@ def _default_agent(options: RunOptions) -> Path:
     try:
         if not copy.exists():
             parse_yaml(EXAMPLE.read_text(encoding="utf-8"), copy / EXAMPLE.name)  # raises if pyyaml is absent
-            shutil.copytree(EXAMPLE.parent, copy, copy_function=shutil.copyfile)
+            _copy_example(copy)
             say(f"The bundled example is now in the folder {copy}.", err=True)
     except OSError as error:
         raise MCPConfigError(f"Cannot write the example into {copy}: {os_cause(error)}.") from error

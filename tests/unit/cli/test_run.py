@@ -1,5 +1,6 @@
 """`grue run` within a process: what is chosen, printed and recorded."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -100,6 +101,24 @@ def test_the_default_agent_and_what_is_missing(tmp_path: Path, monkeypatch: pyte
         run_task(RunOptions())
     with pytest.raises(MCPConfigError, match="There is no key for"):
         run_task(RunOptions(task="x"))
+
+
+def test_a_disk_that_is_full_leaves_no_half_of_the_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_source: Path, target: Path) -> None:
+        target.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "copyfile", full)
+        with pytest.raises(MCPConfigError) as refused:
+            run_module._default_agent(RunOptions(offline=True))
+    assert str(refused.value) == "Cannot write the example into weekly-report: No space left on device."
+    assert list(tmp_path.iterdir()) == []
+    copy = run_module._default_agent(RunOptions(offline=True))
+    assert load_config(copy).task, "the next command finds the whole example"
 
 
 def test_model_and_endpoint_can_be_chosen(
