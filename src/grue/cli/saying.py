@@ -85,4 +85,4 @@ def shown_path(path: Path) -> str:
 
 def shown_argument(path: Path) -> str:
     """Return a path as an argument of a command for the user to copy, quoted if necessary."""
-    return printable(quote(str(path)))
+    return printable(quote(f"./{path}" if str(path).startswith("-") else str(path)))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grue.cli.saying import for_this_python, say_json
+from grue.cli.saying import for_this_python, say_json, shown_argument
 
 NEW_EMOJI, TURNED, TAG = "\U0001fae9", "\u202e", "\U000e0041"
 """Characters that some version of Python does not call printable, of both lengths in UTF-16."""
@@ -35,3 +35,7 @@ def test_a_package_is_installed_for_the_python_that_runs(
         (tmp_path / place / "pip").touch(mode=0o755)
     pip = "pip" if place == "venv/bin" else "venv/bin/python -m pip"
     assert for_this_python("It is missing: pip install 'a>=1'.") == f"It is missing: {pip} install 'a>=1'."
+
+
+def test_a_path_that_begins_with_a_dash_is_no_option() -> None:
+    assert [shown_argument(Path(path)) for path in ("-run", "a b", "/-x")] == ["./-run", "'a b'", "/-x"]
