@@ -84,7 +84,8 @@ def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -
     say(f"{shown_path(directory)}: {said}")
     say(f"  scored {outcomes['scored']:,}, failed {outcomes['failed']:,}")
     if outcomes["not played"] or outcomes["interrupted"]:
-        say(f"  not played {outcomes['not played']:,}, interrupted or running {outcomes['interrupted']:,}")
+        running = f"interrupted or running {outcomes['interrupted']:,}"
+        say(f"  tried without a result {outcomes['not played']:,}, {running}")
     if outcomes["damaged"]:
         say(f"  damaged {outcomes['damaged']:,}: `grue fleet retry` plays them again")
 

@@ -40,6 +40,7 @@ from grue.fleet.sweep import Keep
 from grue.fleet.work import KnownWork, forget_cached
 from grue.policies import Batching
 from grue.protocol.turn.prices import Price
+from grue.runtime.files import os_errors_as
 from grue.runtime.loops.interrupts import defer_interrupts, raise_deferred
 
 ATTEMPTS = 3
@@ -446,7 +447,8 @@ class Driver:
 
 def stop(path: Path) -> int:
     """Have the driver start no more episodes; a second call ends running ones. Return the number of calls."""
-    with (path / STOP).open("a") as file:
+    place = path / STOP
+    with os_errors_as(FleetError, f"write {place}"), place.open("a") as file:
         file.write("stop\n")
     return _stops(path)
 

@@ -7,7 +7,7 @@ import pytest
 from made_fleets import unread_pipe
 
 from grue.cli.fleet import folder_of_forks, print_plan, run_fleet, score_episodes, stop_fleet
-from grue.errors import MCPConfigError
+from grue.errors import FleetError, MCPConfigError
 from grue.fleet import Finished, Fleet, Tally
 from grue.fleet.folder import MANIFEST, STOP, FleetFolder, driver_lock
 from grue.fleet.scoring import ScoreTally, Scoring
@@ -120,6 +120,10 @@ def test_a_stop_tells_whether_a_process_runs_the_fleet(
     assert told[0].startswith(f"{elsewhere} stops after its running episodes, or at once")
     assert told[1].startswith(elsewhere)
     (tmp_path / STOP).unlink()
+    (tmp_path / STOP).mkdir()
+    with pytest.raises(FleetError, match=f"Cannot write {tmp_path / STOP}: Is a directory"):
+        stop_fleet(tmp_path)
+    (tmp_path / STOP).rmdir()
     with driver_lock(FleetFolder(tmp_path)):
         stop_fleet(tmp_path)
         assert capsys.readouterr().out.startswith("The fleet stops after its running episodes")

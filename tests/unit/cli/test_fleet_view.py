@@ -39,6 +39,9 @@ def test_a_damaged_file_concerns_its_own_episode(
     counts = (found["scored"], found["damaged"], found["not_played"])
     assert found["versions"] == {"1": found["scored"]}
     assert counts == {"commit.json": (2, 1, 0), "case.json": (3, 0, 0)}.get(damaged, (2, 0, 1))
+    print_status(tmp_path, as_json=False)
+    tried = "  tried without a result 1, interrupted or running 0"
+    assert (tried in capsys.readouterr().out) == (damaged == "attempt-1/attempt.json")
     print_table(tmp_path, None, as_json=False)
     printed = capsys.readouterr().out
     assert printed.splitlines()[1:3] == ["1  1      1  0000000000", "2  1      1  0000000000"]
