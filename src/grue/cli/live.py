@@ -113,7 +113,7 @@ class Progress:
     """The state of an episode, updated by each message of its trace."""
 
     def __init__(self, max_turns: int = 0) -> None:
-        self.doing: dict[Hashable, Doing] = {}  # oldest first, by the key that `StepTracker` gives a step
+        self.doing: dict[Hashable, Doing] = {}  # oldest first, by `Step.key`, `stop` or `end`
         self.turn = 0
         self.max_turns = max_turns  # 0: not known until `EpisodeStarted`
         self.score: int | None = None

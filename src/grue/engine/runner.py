@@ -357,7 +357,7 @@ class Runner(AsyncToolAccess, Closing):
         on_delta: Callable[[m.TextDelta], None] | None = None,
         conversation: KeptConversation | None = None,
     ) -> TurnOutcome[T]:
-        """Go on with a turn as `resume` does, in the caller's event loop. Cancellation ends the turn."""
+        """Do the same as `resume`, without blocking the caller's event loop. Cancellation ends the turn."""
         asked = {"answer": answer, "turn": turn, "on_delta": on_delta, "conversation": conversation}
         with self._resumed(trace, decisions, asked) as resumed:
             return await self._episode.run_async(resumed.run)

@@ -27,7 +27,7 @@ class RunsTurns(Protocol):
         ...
 
     async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
-        """Run a turn in the caller's event loop."""
+        """Run a turn, without blocking the caller's event loop."""
         ...
 
     def resume(self, *_: Any, **asked: Any) -> TurnOutcome[Any]:
@@ -35,7 +35,7 @@ class RunsTurns(Protocol):
         ...
 
     async def resume_async(self, *_: Any, **asked: Any) -> TurnOutcome[Any]:
-        """Go on with a parked turn in the caller's event loop."""
+        """Go on with a parked turn, without blocking the caller's event loop."""
         ...
 
 
@@ -201,7 +201,7 @@ class Conversation(Closing):
     async def ask_async(
         self, text: str, *, answer: AnswerSpec[T] | type[T] | None = None, **how: Unpack[AskOptions]
     ) -> TurnOutcome[T]:
-        """Run the next turn as `ask` does, in the caller's event loop. Cancellation ends the turn."""
+        """Do the same as `ask`, without blocking the caller's event loop. Cancellation ends the turn."""
         with self._kept.asked():
             return await self._runner.run_turn_async(self.request(text, answer=answer, **how))
 
@@ -236,7 +236,7 @@ class Conversation(Closing):
         trace: str | PathLike[str] | None = None,
         **how: Unpack[ResumeOptions],
     ) -> TurnOutcome[Any]:
-        """Go on with the parked turn as `resume` does, in the caller's event loop."""
+        """Do the same as `resume`, without blocking the caller's event loop. Cancellation ends the turn."""
         with self._kept.asked():
             return await self._runner.resume_async(**self._resumption(decisions, trace, how))
 
