@@ -19,7 +19,7 @@ from grue import (
     ToolClient,
     TurnRequest,
 )
-from grue.messages import McpDisabled, SessionClosed, SessionOpened
+from grue.messages import McpDisabled, RunTurn, SessionClosed, SessionOpened
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.message_words import summarize
@@ -99,6 +99,9 @@ def test_a_server_that_was_down_is_used_again_when_the_policy_tries_again(
     assert [outcome.kind for outcome in outcomes] == kinds
     newly = [each.body.newly for each in open_episode(trace) if isinstance(each.body, McpDisabled)]
     assert newly == [True, *[False] * (kinds.count("degraded") - 1)]
+    begun = [each.body.limits for each in open_episode(trace) if isinstance(each.body, RunTurn)]
+    kept_for_closing = [bool(limits.teardown_s) for limits in begun]
+    assert kept_for_closing == [True, *[retry_s == 0.0] * 2]
     assert all(turn.divergence is None for turn in replay(open_episode(trace)))
 
 

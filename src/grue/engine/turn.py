@@ -691,7 +691,7 @@ class HostTurn(Generic[T]):
     def _support_check(self) -> policies.SupportCheck:
         states = self._memory.connections
         if all(isinstance(states.get(name), Disabled) for name in self._settings.wiring.servers):
-            return "skip"  # the runner has no servers, or all are disabled, so no server's tools are offered
+            return "skip"  # the runner has no servers, or all were disabled before this turn
         check = getattr(self._settings.wiring.llm, "support_check", None)
         return "skip" if check is None else check()
 

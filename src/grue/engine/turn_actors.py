@@ -28,7 +28,7 @@ from grue.engine.wiring import Wiring, connect_fresh
 from grue.errors import MCPConfigError
 from grue.field_checks import shown
 from grue.protocol.tools.names import SERVER
-from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled, Proven, Settled
+from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled, Proven, Settled, is_given_up
 from grue.protocol.turn.end import kept_for_closing
 from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
@@ -217,13 +217,14 @@ class TurnActors:
     async def _within_limit(self) -> m.TurnEnd | m.TurnWaits:
         limit_s = self._command.limits.turn_timeout_s
         if limit_s is not None:
-            on = [name for name in self._command.servers if not isinstance(self._before.get(name), Disabled)]
-            servers = [self._wiring.servers[name] for name in on]
+            states, at_s = self._before, anyio.current_time()
+            off = {name for name in states if is_given_up(states[name], self._command.policy, at_s)}
+            servers = [self._wiring.servers[name] for name in self._command.servers if name not in off]
             closes = any(not isinstance(each, HostTools) or each.starts_processes for each in servers)
             kept_s = kept_for_closing(self._command.limits) if closes else 0.0
             # The command, `RunTurn`, is recorded, so the trace shows the reserved time.
             self._command = replace(self._command, limits=replace(self._command.limits, teardown_s=kept_s))
-            self._end_at = anyio.current_time() + limit_s
+            self._end_at = at_s + limit_s
             self._deadline = self._end_at - kept_s
         with anyio.CancelScope(deadline=self._end_at):
             try:

@@ -279,7 +279,7 @@ class OwnTrace:
 
 
 def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
-    with contextlib.suppress(OSError):  # the writer reports why the file cannot be written
+    with contextlib.suppress(OSError):  # the file is new, or the writer reports why it cannot be written
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.stat().st_size:
             raise TraceError(

@@ -50,7 +50,7 @@ class Move(Struct, frozen=True):
 def context_text(
     game: str, turn: int, seen: Observation, moves: Sequence[Move], objectives: Sequence[str]
 ) -> str:
-    """Return the user message of a turn."""
+    """Return the user message of a turn, without the memories."""
     lines = [f"Game: {game}", f"Turn: {turn}"]
     if seen.location is not None:
         lines.append(f"Location: {seen.location}")
