@@ -643,7 +643,7 @@ def cache_report(episode: str, envelopes: Iterable[Any]) -> CacheReport:
 
 
 def cached_prompts(envelopes: Iterable[Any]) -> Iterator[CachedPrompt]:
-    """Yield the requests of a trace that have not failed, each as soon as its end has been read."""
+    """Yield the answered or dropped requests of a trace, each when its end is read; copies are left out."""
     return filter(None, map(CachedPrompts().see, envelopes))
 
 

@@ -498,7 +498,7 @@ class _Session:
         return replace(settled, batch=called.batch)
 
     def _expect(self, body: m.TurnEvent | m.SessionNote, cause: EpisodeEnvelope) -> None:
-        """Compare `body` with the next recorded message of the session, if there is one."""
+        """Raise `_Diverged` if the next recorded message of the session, if there is one, is not `body`."""
         if not self._sent:
             return
         recorded = self._sent[0]

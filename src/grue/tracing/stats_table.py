@@ -170,7 +170,7 @@ def _slow_rows(stats: EpisodeStats) -> list[Row]:
 
 
 def _grid(rows: Sequence[Row], room: int) -> Iterator[str]:
-    """Align the first and the last column to the left, all others to the right."""
+    """Yield a line for each row. The first and the last column are aligned left, all others right."""
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     others = sum(widths[1:]) + 2 * len(widths)
     widths[0] = min(widths[0], max(_NARROWEST_NAME, room - others))

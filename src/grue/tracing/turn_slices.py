@@ -20,7 +20,7 @@ class TurnSlice(Struct):
 
     turn: int = 0  # 0 if nothing in the slice names a turn
     resumed: bool = False  # whether an interrupted episode continues with this turn
-    again: bool = False  # whether the slice before has the same turn number or a higher one
+    again: bool = False  # whether the turn number has not risen: the host runs turns again
     begun: bool = False  # whether the turn's `RunTurn` has arrived
     over: bool = False  # whether the turn has ended or crashed
     overtaken: bool = False  # whether a `RunTurn` began the newest slice, and this one got nothing since

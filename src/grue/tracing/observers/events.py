@@ -30,7 +30,7 @@ MESSAGE_LIMIT = 2000  # most characters of `Event.message`
 
 
 class Event(Struct, frozen=True, kw_only=True):
-    """One event of an episode."""
+    """One log event of an episode."""
 
     at: float  # seconds since the epoch
     level: LogLevel

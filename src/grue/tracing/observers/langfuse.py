@@ -210,7 +210,7 @@ class _LangfuseSink(span_sink.SpanSink):
             "name": "Agent" if generation.asked_by == "agent" else "Sampling",
             "as_type": "generation",
             "model": asks.model or None,
-            # Langfuse accepts only numbers and texts here.
+            # A list, such as `stop`, is sent as one text.
             "model_parameters": {
                 name: ", ".join(value) if isinstance(value, list) else value
                 for name, value in asks.sampling.items()

@@ -189,7 +189,7 @@ _exporting = threading.local()
 
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
     """Return an exporter that sends spans through `exporter`, and that warns instead of logging failures."""
-    # OpenTelemetry itself would log two retries and a failure for each group of spans.
+    # OpenTelemetry itself would log each retry and each failure.
     logging.getLogger(_LOGGER).addFilter(_hold_back)
     # A cast, because a subclass of `SpanExporter` would have to import the SDK.
     return cast("SpanExporter", _PatientExporter(exporter, backend, warn))

@@ -58,7 +58,7 @@ class SpanSink(ABC):
                     assert_never(never)
 
     def _found(self, span: SpanId | None) -> Any:
-        """Return the backend's object for a span, or `None` if `open` failed for it or there is no span."""
+        """Return the backend's object for a span, or `None` if it has none, as when `open` failed for it."""
         return None if span is None else self._spans.get(span) or self._ended_turn.get(span)
 
     @abstractmethod

@@ -176,7 +176,7 @@ class BatchFolder(Closing):
         return self.path / "turns" / f"{turn:06d}.failed-{attempt}.jsonl"
 
     def is_wanted(self, item: str) -> bool:
-        """Return whether `want` has stored the request with this id."""
+        """Return whether the folder has the request with this id."""
         return item in self._wanted
 
     def want(self, item: str, path: str, body: bytes) -> None:
