@@ -26,7 +26,7 @@ SCHEMA_BESIDE_TOOLS = (
 _FENCE = re.compile(r"```[a-zA-Z0-9_-]*[ \t]*\r?\n(.*?)```", re.DOTALL)
 _OPENING = re.compile(r"\{(?=\s*[\"}])")
 _MOST_CANDIDATES = 50
-_UNKNOWN_COST = 10_000  # of an attempt that fails without a position in the text
+_UNKNOWN_COST = 10_000  # the cost, in characters, of a parse that fails without a position in the text
 MAX_CHARS = 2 * 2**20  # only the last `MAX_CHARS` characters of a text are searched for an answer
 
 

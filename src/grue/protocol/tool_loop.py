@@ -109,7 +109,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
             # the reply has tool calls, or an answer, or neither (rules 1, 2, 6, 7)
             return tools.loop_reply(asking.heard(turn, event), event)
         case s.AwaitingCompletion(turn=turn, phase=phase), m.CompletionReceived():
-            # use the answer, or ask for its repair (rule 6)
+            # check the answer, ask for a repair, or end the turn (rule 6)
             return tools.final_reply(asking.heard(turn, event), phase, event)
         case s.AwaitingCompletion(), m.CompletionFailed():
             return asking.refused(state, event)  # shorten a too long request (rule 9), or end the turn
@@ -144,7 +144,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.AwaitingVerdict(turn=turn), m.AnswerAccepted(answer=answer):
             return tools.complete(turn, answer, state.content)  # the answer is accepted (rule 6)
         case s.AwaitingVerdict(), m.AnswerRefused(reason=reason):
-            return tools.refuse_answer(state, reason)  # ask for a repair, or fall back (rule 6)
+            return tools.refuse_answer(state, reason)  # ask for a repair, or end the turn (rule 6)
         case _, m.ServerSampled() if isinstance(state, s.LiveState | s.AwaitingClose):
             return end.sampled(state, event), ()  # count a server's request to the model, too (rule 7)
         case s.AwaitingClose(pending=pending), m.SessionClosed(server=server) if server in pending:
@@ -156,7 +156,8 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         ):
             return state, ()  # events after the end of the turn's work are ignored (rule 11)
         case _, m.TurnForked() if isinstance(state, s.LiveState):
-            return resuming.forked(state, event), ()  # take the fork's limits and tools (rule 13)
+            # take the fork's limits, failure policy and tools (rule 13)
+            return resuming.forked(state, event), ()
         case _, m.DeadlinePassed() | m.TurnInterrupted() if isinstance(state, s.LiveState):
             # a deadline or an interruption ends the turn (rule 11)
             return end.abandon(state, event)

@@ -249,7 +249,7 @@ class LineFile:
         return os.pread(self._fd, size - start, start)
 
     def cut_half_line(self) -> None:
-        """Remove what follows the last newline, or raise `TraceError`, for example if the file is a pipe."""
+        """Remove what follows the last newline, or close the file and raise `TraceError`, as for a pipe."""
         with self._closed_on_errors():
             require_regular(self._fd)
         self.cut(self._line_start(self.size))

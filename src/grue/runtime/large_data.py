@@ -15,7 +15,7 @@ from typing import Any
 
 STEP = 2**18  # how many bytes or characters one step handles
 JOINED_AT_ONCE = 2**20  # fewer bytes are joined in the event loop: starting a thread takes as long
-LONG = 131_072  # work on a message whose JSON has at least this many bytes is done in a thread
+LONG = 131_072  # work on at least this many bytes of JSON is done in a thread
 _ASIDE_S = 20e-6
 
 

@@ -1,4 +1,4 @@
-"""The capabilities of an endpoint, as data, and how its address is shown."""
+"""A model's settings and an endpoint's capabilities, as data, and how the endpoint's address is shown."""
 
 from __future__ import annotations
 

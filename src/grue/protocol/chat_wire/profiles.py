@@ -399,7 +399,7 @@ _ADAPTATIONS: tuple[Adaptation, ...] = (
     _description,
     _if_told(_TOOLS, tools_with_forced=True),
     _names,
-    _if_told(_CALL_ID, call_ids=SHORT_CALL_IDS),  # the shortest ids of all suit every endpoint
+    _if_told(_CALL_ID, call_ids=SHORT_CALL_IDS),  # 9 letters and digits suit every endpoint
     _signatures,
     _max_tokens,
     _if_told("cache_control", cache_markers=0, given_cache_markers=0),

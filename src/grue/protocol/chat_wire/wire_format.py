@@ -171,7 +171,7 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 
 
 def as_it_ended(reply: Reply) -> Reply | Fault:
-    """Return the reply without calls that may be incomplete, or a fault if it ended with an error."""
+    """Return the reply, without calls if it was refused or stopped early, or a fault after an error."""
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
         words = f"the reply broke off: {reason}"
@@ -406,7 +406,7 @@ class Assembler(Protocol):
 
     @property
     def begun(self) -> bool:
-        """Whether a piece of text or of a call has arrived."""
+        """Whether a piece of the reply has arrived, such as of its text or of a call."""
 
     @property
     def held(self) -> int:

@@ -24,9 +24,9 @@ MAX_SCHEMA_BYTES = 30_000
 MAX_VALUE_BYTES = 1_000_000
 
 _MOST_STEPS = 10_000_000
-"""The most schema parts times nested values (or bytes, if the schema has patterns) of a check: under 1 s."""
+"""The most `_most_parts` times nested values (or bytes, if the schema has patterns) of a check: under 1 s."""
 
-_MOST_PARTS = 2_000  # the most parts of a schema that apply to one place of a value
+_MOST_PARTS = 2_000  # the most keywords and items of the schema parts that apply to one place
 _DEEPEST = 60  # Deepest nesting of the parts that apply to one place. The validator's stack grows with it.
 _MOST_TOLD = 2_000
 """The most nested values for which a fault in `anyOf` or the like is described: the validator copies all."""
@@ -303,7 +303,7 @@ def _objects(value: object) -> Iterator[m.JsonObject]:
 
 
 def _most_parts(root: m.JsonObject, anchors: Mapping[str, m.JsonObject]) -> int:
-    """Return the largest number of parts of the schema that can apply to one place of a value."""
+    """Return the largest total `_size` of the schema parts that can apply to one place of a value."""
     states = [[root]]
     seen: set[tuple[int, ...]] = set()
     most = work = 0

@@ -48,7 +48,7 @@ from grue.protocol.retry import RetryPolicy, next_delay
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
 """The wire formats' names for a reply's token limit. A limit that `extra_body` sets is never changed."""
 
-_OTHER_CAUSES = frozenset({"key", "credit", "region", "reply"})  # reasons that no image or file causes
+_OTHER_CAUSES = frozenset({"key", "credit", "region", "reply"})  # reasons that no attachment causes
 _MOST_ENDLESS = 2  # how many replies of one completion may run into their time limit
 _LEAST_OF_LIMIT = 4
 """The token limit of a reply is lowered to no less than a fourth: with less, many answers would be cut."""
@@ -121,7 +121,7 @@ class AdaptProfile(Struct, frozen=True):
 
 
 class DropAttachments(Struct, frozen=True):
-    """Replace each image and file in the newest message that has any by a line of text."""
+    """Replace each attachment in the newest history entry that has any by a line of text."""
 
 
 class ShowAgain(Struct, frozen=True):

@@ -120,9 +120,8 @@ class Pace:
             self.paused()
 
     async def pause_shielded(self) -> None:
-        """Do the same as `pause`, but raise no cancellation."""
-        # If the caller is cancelled already, do not pause: other cancelled tasks, to which the caller still
-        # has to send messages, would end meanwhile.
+        """Do the same as `pause`, but raise no cancellation: if the caller is cancelled, return at once."""
+        # In a pause, other cancelled tasks would end, to which the caller still has to send messages.
         if time.monotonic() >= self._due and anyio.current_effective_deadline() != -math.inf:
             await anyio.lowlevel.cancel_shielded_checkpoint()
             self.paused()

@@ -67,7 +67,7 @@ The search is repeated, because a process that forks just as it is killed may le
 rounds, because a zombie that nobody reaps is found each time.
 """
 
-_END_S = 1.0  # the guard needs about a millisecond, on a busy machine without `grep` perhaps seconds
+_END_S = 1.0  # how long `end` waits for the guard, which usually needs about a millisecond
 
 
 class GuardUnavailableWarning(RuntimeWarning):
