@@ -45,7 +45,7 @@ class Watch:
     def __init__(self) -> None:
         self.read: dict[str, None] = {}  # files and folders that existed and were opened to read
         self.written: dict[str, None] = {}  # files that were opened to write, and folders that were changed
-        self.changed: dict[str, str] = {}  # for changed folders: the first file that was changed in each
+        self.changed: dict[str, str] = {}  # for changed folders: the first path that was changed in each
         self.started: dict[str, None] = {}
         # `host:port`: the name if the program used the proxy (and its address, if private), else the address
         self.hosts: dict[str, None] = {}
@@ -77,7 +77,7 @@ class Watch:
         return tuple(sorted(path for path in closed if self._is_too_wide(path)))
 
     def reasons(self, *, cwd: str) -> dict[str, str]:
-        """Return, for each changed folder that the proposal opens as a whole, the file that led to this."""
+        """Return, for each changed folder that the proposal opens as a whole, the path that led to this."""
         opened = self.proposal(cwd=cwd).write
         shown = {_shown(folder, cwd): _shown(path, cwd) for folder, path in self.changed.items()}
         return {folder: shown[folder] for folder in opened if folder in shown}
@@ -89,7 +89,7 @@ class Watch:
         return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Replace six paths in a folder, or one in a folder of packages, by the folder, unless too wide."""
+        """Replace paths by their folder if six or more share it, or it holds packages, unless too wide."""
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120

@@ -262,7 +262,7 @@ class ActorHarness:
         return self._new()
 
     async def pass_time(self, seconds: float) -> list[Any]:
-        """Let virtual time pass, and return what the actor has sent and noted."""
+        """Let `seconds` of virtual time pass. Returns what `idle` returns."""
         await anyio.sleep(seconds)
         return await self.idle()
 
@@ -272,7 +272,7 @@ class ActorHarness:
         return await self._end()
 
     async def cancel(self) -> list[Any]:
-        """Cancel the actor, wait until it has ended, and return what it has sent and noted."""
+        """Cancel the actor, and wait until it has ended. Returns what `idle` returns."""
         self._scope.cancel()
         return await self._end()
 
@@ -390,7 +390,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._now += timeout_s
 
     def threads_at_work(self) -> list[threading.Thread]:
-        """Return the threads that were started after the loop was made, without idle worker threads."""
+        """Return the threads that were started after the loop was made, and that may have work to do."""
         idle = set() if self._executing else self._workers - self._working
         started = set(threading.enumerate()) - self._threads_before - idle
         return [each for each in started if not _is_idle_worker(each)]

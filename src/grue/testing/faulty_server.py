@@ -52,7 +52,7 @@ GARBAGE = (
 
 
 def argv(*flags: str) -> tuple[str, ...]:
-    """Return the command line that runs this server with `flags`, in this interpreter."""
+    """Return the command line that runs this server with `flags` and the interpreter of this process."""
     # Python imports this module instead of running the file, so that it can use the cached bytecode:
     # compiling takes a fifth of the start-up.
     folder = os.path.dirname(__file__)  # noqa: PTH120 - one import less to boot with

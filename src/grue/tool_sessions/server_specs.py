@@ -68,7 +68,7 @@ def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
 
 
 def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of variables that seem to hold a secret, or that `own_keys` returns."""
+    """Return the names of non-blank variables that seem to hold a secret, or that `own_keys` returns."""
     ours = own_keys(environment, host)
     names = (name for name in environment if name in ours or looks_secret(name))
     return tuple(sorted(name for name in names if environment[name].strip()))
@@ -395,7 +395,7 @@ def in_its_box(server: McpServer, tools: tuple[m.ToolDefinition, ...]) -> tuple[
 
 
 def is_boxed(box: Sandbox | None) -> bool:
-    """Return whether there is a box and this machine enforces all of it."""
+    """Return whether there is a box, other than a `Watching`, and this machine enforces all of it."""
     if box is None:
         return False
     from grue.sandbox.launch import is_enforced  # imported here, because most programs have no boxes

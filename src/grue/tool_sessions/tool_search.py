@@ -101,7 +101,7 @@ class ToolSearcher:
         self._indexed: tuple[Sequence[m.ToolDefinition], ToolIndex] | None = None
 
     def find_tools(self, arguments: m.JsonObject) -> m.ToolCallResult:
-        """Answer a call of `find_tools`."""
+        """Answer a call of `find_tools` with the tools that fit its query."""
         query = arguments.get("query")
         if not isinstance(query, str) or not query.strip():
             return tool_results.call_failed(

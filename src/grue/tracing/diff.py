@@ -346,7 +346,7 @@ def _with_stubs(
 
 
 def _ended_as_asked(left: object, right: object) -> bool:
-    """Return whether two messages are both `SessionClosed`, with endings that count as equal."""
+    """Return whether both messages are `SessionClosed`, and no ending is `died` or one is `none`."""
     # Whether a process exits by itself or has to be killed depends on timing, so only `died` differs from the
     # others. `none` equals them all: a fork that takes its tool results from a trace has no process.
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):

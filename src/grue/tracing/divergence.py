@@ -108,7 +108,7 @@ class Comparison:
 
 
 def is_one_of(names: frozenset[str], value: Struct, field: str) -> bool:
-    """Return whether `names` contains a field of the Struct `value`, as `field` or as `Class.field`."""
+    """Return whether `names` contains the name `field`, alone or after the class of `value` and a dot."""
     return field in names or f"{type(value).__name__}.{field}" in names
 
 

@@ -195,7 +195,7 @@ def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
 
 
 def is_deeper(text: bytes, levels: int) -> bool:
-    """Return whether a JSON text is nested more than this many levels deep."""
+    """Return whether a JSON text is nested deeper than `levels`."""
     if len(text) <= STEP:  # as most texts are; here two calls of `count` are faster than `count_of`
         if text.count(b"[") + text.count(b"{") <= levels:
             return False

@@ -24,7 +24,7 @@ _INTRODUCTION: Final = (
 
 
 def reply_in_chat(request: ChatRequest) -> Reply:
-    """Return the reply to a request, as `_INTRODUCTION` describes it."""
+    """Reply with the tool results since the user's last message, or else as `_INTRODUCTION` says."""
     said = [index for index, each in enumerate(request.messages) if each.role == "user"]
     if not said:
         return Reply(content=_INTRODUCTION)

@@ -354,7 +354,7 @@ def _name(where: str, name: object, rules: ProviderRules) -> Iterator[str]:
 
 
 def misspelt(where: str, name: str) -> Iterator[str]:
-    """Yield why a tool's name is refused, if it does not match the pattern."""
+    """Yield why a tool's name is refused, if it does not match `_NAME`."""
     if not _NAME.fullmatch(name):
         yield (
             f"Invalid '{where}': string does not match pattern. "
