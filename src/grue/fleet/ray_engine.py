@@ -109,6 +109,7 @@ class RayEngine:
         self._start = functools.partial(task.remote, self._broker, limits, list(sys.path))
         self._queued: deque[Task] = deque()
         self._tasks: dict[Any, tuple[Task, float]] = {}
+        self._cancelled: list[Any] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._failed: Lost | None = None
@@ -146,8 +147,8 @@ class RayEngine:
         """End all tasks, running or queued."""
         self.withdraw()
         with self._lock:
-            references = list(self._tasks)
-        for reference in references:
+            self._cancelled = list(self._tasks)
+        for reference in self._cancelled:
             self._ray.cancel(reference, force=True)
 
     def close(self) -> None:
@@ -191,7 +192,10 @@ class RayEngine:
             done = []
             self._closed.wait(_LOOK_S)
         for reference in done:
-            self._end(reference, self._outcome(reference))
+            outcome = self._outcome(reference)
+            # Ray reports a crash if it has killed a worker to cancel its task.
+            is_cancelled = isinstance(outcome, Lost) and reference in self._cancelled
+            self._end(reference, Lost("cancelled") if is_cancelled else outcome)
         now = time.monotonic()
         with self._lock:
             late = [each for each, (_, until) in self._tasks.items() if now > until]

@@ -20,19 +20,28 @@ LIMIT_S = 0.3
 
 
 class Cluster:
-    """A stand-in for the module `ray`. No task ends by itself; `running` are those that have got room."""
+    """A stand-in for the module `ray`. No task ends by itself; `running` are those that have got room.
+
+    As in Ray, a task that was cancelled with `force` ends as if its worker had crashed.
+    """
 
     def __init__(self) -> None:
         self.running: set[str] = set()
         self.begun: list[str] = []
         self.broken = self.full = False
-        self.exceptions = SimpleNamespace(RayError=OSError)
+        self.exceptions = SimpleNamespace(
+            RayError=OSError,
+            WorkerCrashedError=ChildProcessError,
+            **dict.fromkeys(("NodeDiedError", "OutOfMemoryError", "RayTaskError"), BrokenPipeError),
+            TaskCancelledError=InterruptedError,
+        )
+        self.killed: list[object] = []
         self.machines: list[Any] = []
         self.stopped = False
         affinity = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: None)
         self.util = SimpleNamespace(scheduling_strategies=affinity)
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:  # `is_initialized`, `cancel`, `kill`, ...
+    def __getattr__(self, name: str) -> Callable[..., Any]:  # such as `kill`
         return lambda *args, **named: SimpleNamespace(get_node_id=lambda: "here")
 
     def is_initialized(self) -> bool:
@@ -58,7 +67,12 @@ class Cluster:
 
         return SimpleNamespace(options=lambda **named: SimpleNamespace(remote=start))
 
+    def cancel(self, reference: object, *, force: bool) -> None:
+        self.killed.append(reference)
+
     def get(self, asked: object, timeout: float = 0.0) -> Any:
+        if asked in self.killed:
+            raise ChildProcessError("the worker died")
         if isinstance(asked, list) and asked:
             raise OSError("no module named grue")
         return [] if asked == [] else (Costs(), self.running)
@@ -67,7 +81,7 @@ class Cluster:
         if self.broken:
             raise RuntimeError("the cluster is gone")
         threading.Event().wait(timeout)
-        return [], references
+        return [each for each in references if each in self.killed][:num_returns], references
 
 
 @pytest.fixture
@@ -149,6 +163,18 @@ def test_withdrawn_attempts_never_begin_and_the_others_go_on(cluster: Cluster, t
         ("c", Lost("cancelled")),
     ]
     assert cluster.begun == ["a"]
+    made.close()
+
+
+def test_a_cancelled_attempt_does_not_count_as_one_whose_worker_died(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    made = engine(tmp_path, 2, limit_s=GUARD_S)
+    for name in ("a", "b", "c"):
+        made.submit(Task(folder=tmp_path / name))
+    made.cancel()
+    ended = {job.folder.name: outcome for job, outcome in (made.ended.get(timeout=GUARD_S) for _ in "abc")}
+    assert ended == dict.fromkeys("abc", Lost("cancelled"))
     made.close()
 
 
