@@ -347,7 +347,7 @@ def _check_answer(answer: object, name: str, version: str) -> None:
 
 
 def _fetched(url: str) -> object:
-    """Fetch a description of at most 1 MiB, without redirects and without an API key."""
+    """Fetch and parse a description of at most 1 MiB, without redirects and without an API key."""
     content = io.BytesIO()
     _fetch(url, content, _MOST_FETCHED, _DESCRIPTION_S)
     where = printable(_address(url).hostname or "")

@@ -38,7 +38,7 @@ class PlayOptions(EpisodeOptions, frozen=True, kw_only=True):
     turns: int = 0  # 0: the default, or with `resume` the limit of the last run
     seed: int = 0
     turn_timeout_s: float | None = None
-    started_in: Path | None = None  # where the episode was first started
+    started_in: Path | None = None  # where the episode was first started; `None`: in the working directory
     start: StartWhen | StartAhead | None = None
     stream: bool = False
     pace_s: float = 0.0

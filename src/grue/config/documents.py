@@ -79,7 +79,7 @@ class Document:
 
 
 class YamlDocument(Document):
-    """A YAML file."""
+    """A parsed YAML file."""
 
     def line(self, keys: KeyPath) -> int:
         """Return the line of a value, or of the nearest enclosing value; 1 if no line is known."""

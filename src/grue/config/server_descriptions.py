@@ -480,7 +480,7 @@ class _Manifest(Struct):
 def read_manifest(
     manifest: object, ask: Ask, *, name: str | None = None, env: Collection[str] = ()
 ) -> Described:
-    """Return the entry for a bundle's `manifest.json`, whose files will be in `mcp_bundles/NAME`."""
+    """Return the entry for a bundle with this `manifest.json`, to be unpacked into `mcp_bundles/NAME`."""
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     platforms = read.compatibility.platforms
     if platforms and sys.platform not in platforms:

@@ -212,7 +212,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return the first of the `_candidates` in `text` that fits the type, or raise `ValueError`."""
+        """Return, converted, the first of the `_candidates` that fits the type, or raise `ValueError`."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:

@@ -304,7 +304,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
 
 class RecordedApproval(Approval, frozen=True, kw_only=True):
-    """Answers the approval questions of a fork with the decisions recorded in the original turn."""
+    """Answers a fork's approval questions with recorded decisions, others as `ForkSettings.misses` says."""
 
     fork: ForkSettings
 

@@ -312,7 +312,7 @@ class ProgressSource:
 
     @property
     def progress(self) -> TurnProgress:
-        """The turn's progress."""
+        """The turn's progress; after `leave`, the last one."""
         actors = self.actors  # read once: the turn may end meanwhile
         return self._last if actors is None else actors.progress
 

@@ -34,7 +34,7 @@ class Reader(Protocol):
         """Return what the user types next, one or more lines; `None` at the end of the input."""
 
     def forget(self) -> None:
-        """Discard what was typed before now, so that only keys pressed after the question answer it."""
+        """Discard what was typed before now, so that only keys pressed from now on answer a question."""
 
     def answer(self, question: str, default: str = "") -> str | None:
         """Ask, and return one line; `None`: the input ended. `default`: the line if only Enter is pressed."""

@@ -74,7 +74,7 @@ def as_started(options: ChatOptions, past: facts.ChatPast) -> ChatOptions:
 
 
 class ChatWiring(Struct, frozen=True, kw_only=True):
-    """The parts of a chat."""
+    """The endpoint, servers and runner options of a chat."""
 
     endpoint: LlmEndpoint
     servers: dict[str, McpServer]
