@@ -33,7 +33,7 @@ _MOST_TOLD = 2_000
 
 _MOST_WORK = 200_000  # the most parts and keywords that `_most_parts` looks at
 _MOST_COMPILED = 64
-_REGEX_BYTES = 100_000  # the most memory of a compiled regular expression
+_REGEX_BYTES = 100_000  # the most memory of a compiled regular expression, without its cache
 _TOO_MUCH = "it is nested too deeply, or too many of its parts apply to one value"
 _FAULT_CHARS = 300
 _QUOTED_CHARS = 100

@@ -66,7 +66,7 @@ from grue.runtime.loops.host_code import current_task
 
 T = TypeVar("T")
 
-INTERRUPT_GRACE_S = 3.0  # how long a thread waits, after a Ctrl-C, for the clean-up in another thread's loop
+INTERRUPT_GRACE_S = 3.0  # how long a thread waits for the clean-up of cancelled work in another loop
 _NOTICE_S = 0.05  # between two checks for a Ctrl-C that was deferred, or that a loop swallowed
 _SIGNALS = tuple(map(int, signal.valid_signals()))
 

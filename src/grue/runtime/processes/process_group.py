@@ -380,7 +380,7 @@ def _exit_of(returncode: int) -> ServerExit:
         return ServerExit(status=returncode)
     try:
         return ServerExit(signal=signal.Signals(-returncode).name)
-    except ValueError:  # a real-time signal has no name
+    except ValueError:  # most real-time signals have no name
         return ServerExit(signal=f"signal {-returncode}")
 
 
