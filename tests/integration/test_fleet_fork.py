@@ -169,6 +169,26 @@ def test_a_condition_may_name_a_tool_with_or_without_the_prefix_of_agent_loops(r
     assert condition("tool != list")(turn)
 
 
+@pytest.mark.parametrize(
+    "refused",
+    [
+        "turn != 1 AND calls > 2",
+        "calls != two",
+        "turn == 1",
+        "outcome = answred",
+        "outcome != failed or parked",
+    ],
+)
+def test_a_condition_that_no_turn_or_each_would_meet_is_refused(refused: str) -> None:
+    with pytest.raises(FleetError, match=r"is no (number|outcome)"):
+        condition(refused)
+
+
+def test_numbers_are_compared_as_numbers() -> None:
+    turn = TurnToFork(trace="t", turn=12)
+    assert condition("turn = 12.0 and turn != 1 and turn ~ ^1 and calls = 0 and outcome = ")(turn)
+
+
 @pytest.mark.slow
 def test_forks_are_not_forked_again(tmp_path: Path, folder: Path, server: ScriptedLlmServer) -> None:
     shutil.copy(folder / "a.jsonl", tmp_path / "a.jsonl")

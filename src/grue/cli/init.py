@@ -15,7 +15,7 @@ import httpx
 import typer
 
 from grue.cli.project import own_python
-from grue.cli.saying import grue_from, say, shown_path
+from grue.cli.saying import grue_from, say, shown_argument, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.other_hosts import CopiedEntry, FoundServers, find_hosts, read_host
 from grue.errors import MCPConfigError
@@ -119,7 +119,7 @@ def _say_what_is_next(folder: Path) -> None:
     python, grue = quote(own_python()), grue_from(folder.resolve())
     steps = (
         *[("pip install 'mcp>=2.3,<3'", "MCP servers need it")] * (find_spec("mcp") is None),
-        *[(f"cd {quote(str(folder))}", "")] * (folder.resolve() != Path.cwd()),
+        *[(f"cd {shown_argument(folder)}", "")] * (folder.resolve() != Path.cwd()),
         *[("pip install pytest", "the test needs it")] * (find_spec("pytest") is None),
         (f"{python} -m pytest", "passes without a network and without a key"),
         (f"{grue} doctor", "checks the model, its key and the servers"),

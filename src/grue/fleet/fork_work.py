@@ -6,10 +6,11 @@ runs the turn again with the change. The scores: `score` (1: the turn was answer
 """
 
 import contextlib
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -133,13 +134,15 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
 
 _NAMES = tuple(name for name in TurnToFork.__struct_fields__ if name != "at")
 _CONDITION = re.compile(r"\s*(\w+)\s*(!=|=|~|>|<)\s*(.*?)\s*", re.DOTALL)
-_OPERATORS: dict[str, Callable[[str, str], bool]] = {
-    "=": lambda value, wanted: value == wanted,
-    "!=": lambda value, wanted: value != wanted,
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
     "~": lambda value, wanted: re.search(wanted, value) is not None,
-    ">": lambda value, wanted: float(value) > float(wanted),
-    "<": lambda value, wanted: float(value) < float(wanted),
+    ">": operator.gt,
+    "<": operator.lt,
 }
+_NUMBERS = ("turn", "requests", "calls")
+_OUTCOMES = (*get_args(m.OutcomeKind), "failed", "parked")
 
 
 def condition(written: str) -> Callable[[TurnToFork], bool]:
@@ -163,27 +166,29 @@ def condition(written: str) -> Callable[[TurnToFork], bool]:
 
 
 def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToFork], bool]:
+    said = f"--where {written!r:.200}:"
+    read = float if name in _NUMBERS and sign != "~" else str
     try:
         re.compile(wanted if sign == "~" else "")
-        float(wanted if sign in "<>" else 0)
+        looked_for = read(wanted)
     except re.error as error:
-        raise FleetError(
-            f"--where {written!r:.200}: {wanted!r} is no regular expression: {error}."
-        ) from error
+        raise FleetError(f"{said} {wanted!r} is no regular expression: {error}.") from error
     except ValueError as error:
-        raise FleetError(f"--where {written!r:.200}: {wanted!r} is no number.") from error
-    if sign in "<>" and name not in ("turn", "requests", "calls"):
-        raise FleetError(f"--where {written!r:.200}: {name} is no number, so {sign} says nothing about it.")
+        raise FleetError(f"{said} {wanted!r} is no number.") from error
+    if sign in "<>" and name not in _NUMBERS:
+        raise FleetError(f"{said} {name} is no number, so {sign} says nothing about it.")
+    if name == "outcome" and sign != "~" and wanted not in ("", *_OUTCOMES):
+        raise FleetError(f"{said} {wanted!r} is no outcome. The outcomes are {', '.join(_OUTCOMES)}.")
 
     if name == "tool" and sign in ("=", "!="):
-        wanted = wanted.removeprefix(MCP_PREFIX)
+        looked_for = wanted.removeprefix(MCP_PREFIX)
 
     def check(turn: TurnToFork) -> bool:
         value = getattr(turn, name)
-        values = value if isinstance(value, tuple) else (str(value),)
+        values = value if isinstance(value, tuple) else (read(value),)
         if name == "tool":
             values += tuple(each.removeprefix(MCP_PREFIX) for each in values)
-        return (all if sign == "!=" else any)(_OPERATORS[sign](each, wanted) for each in values)
+        return (all if sign == "!=" else any)(_OPERATORS[sign](each, looked_for) for each in values)
 
     return check
 
