@@ -540,7 +540,7 @@ class _PromptPair(Struct, frozen=True):
             tool, how = old[at], "is not offered any more"
         elif at < min(len(old), len(new)) and old[at].name == new[at].name:
             tool, how = new[at], _how_changed(old[at], new[at])
-        else:  # in a damaged trace, the only difference may be that a request has a tool twice
+        else:  # the order differs, in a damaged trace perhaps because a request has a tool twice
             tool, how = (new[at:] or old[at:])[0], "is offered in another order"
         return f"the tool {_name(tool)}", self._listing(tool, f"{_name(tool)} {how}")
 

@@ -92,7 +92,7 @@ _READ = frozenset(
 
 
 def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
-    """Yield the rows of an episode, except for messages that a fork has copied from a recorded turn."""
+    """Yield the rows of an episode. Messages that a fork has copied from a recorded turn are left out."""
     # A row comes when its turn or request has ended, and those without an end come last. Raises `TraceError`
     # after the rows of all messages before a damaged place.
     rows, own = _Rows(episode), OwnMessages()

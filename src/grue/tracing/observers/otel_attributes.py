@@ -112,7 +112,7 @@ def _medium(medium: m.Attachment) -> m.JsonObject:
 
 Attributes: TypeAlias = dict[str, Any]  # values by name; `present` drops `None` and empty texts
 
-UNKNOWN_PROVIDER = "_OTHER"  # a name is required, also for a host's own model actor
+UNKNOWN_PROVIDER = "_OTHER"  # the conventions require a name, also for a host's own model actor
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HTTP_VERSION = "1.1"  # for requests to MCP servers: their client does not use HTTP/2
 

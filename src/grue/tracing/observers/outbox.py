@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 BOUND = 10_000  # most envelopes in the queue: enough for a few hundred turns
 CLOSE_S = 5.0  # how long `close` waits by default, in seconds
-Warn: TypeAlias = Callable[[str], None]  # a function that shows one sentence to the user
+Warn: TypeAlias = Callable[[str], None]  # a function that shows a warning to the user
 
 
 def warn_once(warn: Warn | None = None) -> Warn:
@@ -101,7 +101,7 @@ class Outbox:
             self._start()
 
     def statistics(self) -> OutboxStatistics:
-        """Return the numbers so far."""
+        """Return the current counts."""
         return OutboxStatistics(
             taken=self._taken, dropped=self._dropped, failed=self._failed, waiting=self._queue.qsize()
         )

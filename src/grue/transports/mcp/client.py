@@ -46,7 +46,7 @@ _MAX_NOTICES = 500  # most notices of one kind in one request: more would fill t
 _METHOD_NOT_FOUND = -32601
 _INVALID_PARAMS = -32602
 _INTERNAL_ERROR = -32603
-_VISIT_FIRST = -32042  # the error code of a server whose user has to visit a page first
+_VISIT_FIRST = -32042  # the error code with which a server asks the user to visit a page first
 _KEPT_S = 3600.0  # how long a server is asked to keep a task's result: a killed turn may be resumed later
 _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the tool's input schema says"
 

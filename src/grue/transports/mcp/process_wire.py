@@ -52,7 +52,7 @@ class ProcessWire:
 
     @cached_property
     def redactor(self) -> Redactor:
-        """Removes secrets from texts, also the host's secrets, which the server may know from elsewhere."""
+        """Removes from texts the secrets in the server's settings and in the host's environment."""
         return Redactor(os.environ, self._server.named_values())
 
     def stream(self, notify: Notify) -> "MessageStream":
