@@ -80,8 +80,8 @@ _START = typer.Option(
     "begins.\n\n"
     "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
     "what the previous turn's tool calls change.\n\n"
-    "after_turn and beside_turn cannot apply to the first turn. For that turn, the default below counts; if "
-    "that is when_called, they are refused.\n\n"
+    "after_turn and beside_turn do not apply to the first turn: it starts the server as the default below "
+    "says. If that default is when_called, after_turn and beside_turn are refused.\n\n"
     "The first four values have no effect if the server's entry in mcp_config.json has a key `start`. The "
     "last two have none if the value of that key is when_called.",
     show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
@@ -157,8 +157,9 @@ def play(
 
     An episode is one game. In each turn the model reads what the game says, may
     call tools, and decides on one move. The exit status is 0 even if the game is
-    not won; it is 1 if three turns in a row, or all turns, end without a usable
-    answer. To watch an episode without an API key:
+    not won; it is 1 if the model or the server cannot be reached, or if three
+    turns in a row, or all turns, end without a usable answer. To watch an episode
+    without an API key:
     grue play --offline --pace 1
     """
     from grue.cli.play import play_episode

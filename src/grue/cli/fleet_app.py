@@ -100,11 +100,12 @@ def run(
 
     An episode has no result if its worker process was killed, a server or the
     model could not be reached, the API key was refused, the account has no
-    credit, or the machine failed. It is then tried again, up to three times in
-    all. After that, only `grue fleet retry` runs it. If the last 20 attempts all
-    failed in the same way, or the disk is nearly full, the command ends early:
-    mend the cause, and run it again. The exit status is 1 if an episode is left
-    without a result.
+    credit, or the machine failed. A ConnectionError that the function raises
+    counts as a server that could not be reached. An episode without a result is
+    tried again, up to three times in all. After that, only `grue fleet retry`
+    runs it. If the last 20 attempts all failed in the same way, or the disk is
+    nearly full, the command ends early: mend the cause, and run it again. The
+    exit status is 1 if an episode is left without a result.
 
     After Ctrl-C no further episodes are started, and the command ends with
     status 1 when the running ones have ended. A second Ctrl-C cancels them.

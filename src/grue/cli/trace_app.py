@@ -167,8 +167,9 @@ def trace_diff(
     """Show the first difference between two traces.
 
     What differs from run to run, such as ids and times, is not compared. If a
-    trace is a fork, only its forked turns are compared. The exit status is 0 if
-    there is no difference, and 1 if there is one, or if a trace cannot be read.
+    trace is a fork, only its forked turns are compared, without what the host
+    recorded before and after them. The exit status is 0 if there is no
+    difference, and 1 if there is one, or if a trace cannot be read.
     """
     from grue.cli.trace_views import diff
 
@@ -184,7 +185,7 @@ def trace_html(
     ),
     out: Path | None = out(
         "trace.html beside the trace.jsonl; with OTHER: comparison.html beside OTHER's trace.jsonl",
-        ". An existing file is replaced, but that of the default only if grue wrote it",
+        ". An existing file is replaced; without --out, only if grue wrote it",
     ),
     open_browser: bool = OPEN_PAGE,
 ) -> None:
@@ -226,10 +227,10 @@ def trace_query(
         ...,
         metavar="SQL",
         help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
-        "episodes, turns, calls and requests. calls has only calls that were made in a turn which has ended "
-        "(`grue run` makes its calls between turns). In episodes, outcome, model, tokens and duration are "
-        'filled in only for a fleet: else take them from turns and requests. "describe calls" lists the '
-        "columns of calls.",
+        "episodes, turns, calls and requests. calls has only calls that were made in a turn which has ended, "
+        "so none of `grue run`, which makes its calls between turns. In episodes, outcome, model, tokens and "
+        'duration are filled in only for a fleet: else take them from turns and requests. "describe calls" '
+        "lists the columns of calls.",
     ),
     places: list[Path] | None = typer.Argument(
         None,

@@ -27,6 +27,7 @@ from grue.fleet.identity import Case, FileDigests
 from grue.fleet.sweep import Keep
 from grue.fleet.work import Episode, KnownWork, as_scores, find_work, plain_text
 from grue.protocol.turn.prices import Price
+from grue.runtime.loops.host_code import raised_by
 from grue.runtime.secrets.redaction import Redaction
 
 _ANSWERED = re.compile(rb'"type":"CompletionReceived"[^\n]*?"model":"([^"\\]{1,200})"')
@@ -172,6 +173,8 @@ def _failure(error: BaseException) -> AttemptEnd:
 
 def _judged(error: BaseException, end: AttemptEnd) -> AttemptEnd:
     infrastructure = isinstance(error, MCPServerStartupError | ActorCrashed | TraceError | ConnectionError)
+    if isinstance(error, ActorCrashed) and error.__cause__ is not None and raised_by(error.__cause__):
+        infrastructure = False  # the work's own code, such as its `on_delta`, raised the error
     if isinstance(error, LLMError):
         end = replace(end, kind=f"LLMError: {plain_text(error.kind)}", endpoint=plain_text(error.endpoint))
         infrastructure = may_pass(error.kind, error.reason)

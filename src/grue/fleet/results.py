@@ -127,8 +127,8 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` in the latest sweep (if none, all), and how many others were left out.
 
-    If the fleet was last played by `Fleet.map`, which has no sweep, the episodes with that call's version of
-    the work count. Of episodes that differ only in the content of files, that of the latest run counts.
+    After `Fleet.map`, which has no sweep, the episodes with that call's version of the work, or with an
+    unknown one, count; of episodes that differ only in the content of the case's files, that played last.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)

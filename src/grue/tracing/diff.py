@@ -1,9 +1,10 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
 The turns are paired in order. A turn's second run has no partner if only one trace has it. If a trace
-has forks, only turns with a fork's number are compared. The messages of a turn form a tree by their causes.
-Below each pair of messages, those with the same sender, receiver and kind are paired: in order if both sides
-have equally many (or one has hundreds), otherwise by content. The order in which actors work is irrelevant.
+has forks, only the messages of turns with a fork's number are compared, without the hosts' facts. A turn's
+messages form a tree by their causes. Below each pair of messages, those with the same sender, receiver and
+kind are paired: in order if both sides have equally many (or one has hundreds), otherwise by content. The
+order in which actors work is irrelevant.
 
 The numbers and times of messages, `IGNORED` fields, and messages whose class has `compared = False` are not
 compared. The ids in the fields `IDS` may differ if, within a turn, left and right ids pair one to one.
@@ -24,6 +25,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.runtime.trace.reader import LinePlace
 from grue.tracing.divergence import LAST_CAUSES, Comparison, Difference, Divergence, excerpts, is_one_of
+from grue.tracing.facts import Fact
 from grue.tracing.message_words import kind_of
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.turn_slices import TurnSlice, TurnSplitter
@@ -57,7 +59,13 @@ def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
 
 
 def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    return (each for each in turns if not forked or each.turn in forked)
+    for each in turns:
+        if not forked:
+            yield each
+        elif each.turn in forked:
+            # A fork has no host, so it lacks the host's facts and its messages outside turns.
+            own = [one for one in each.envelopes if one.turn and not isinstance(whole(one).body, Fact)]
+            yield replace(each, envelopes=own)
 
 
 def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
@@ -238,8 +246,12 @@ class _TurnDiff:
         one, other = left.body, right.body
         if _ended_as_asked(one, other):
             return ()
-        if isinstance(one, m.RunTurn) and isinstance(other, m.RunTurn):
-            other = self._as_comparable(one, other)
+        match one, other:
+            case m.RunTurn(), m.RunTurn():
+                other = self._as_comparable(one, other)
+            case m.SessionOpened(), m.SessionOpened() if None in (one.pid, other.pid):
+                # A fork that takes its tool results from a trace starts no process, so it has no box.
+                other = replace(other, box=one.box)
         # Read all differences, not just the first: reading them pairs the ids for later messages.
         return tuple(self._comparison.differences(one, other))
 

@@ -45,6 +45,14 @@ def raises(case: dict[str, Any], episode: Episode) -> float:
     }[case["what"]]
 
 
+def breaks_its_turn(case: dict[str, Any], episode: Episode) -> str:
+    def on_delta(delta: object) -> None:
+        raise KeyError(delta)
+
+    with ScriptedLlmServer(["north"]) as model, Runner(llm=model.settings) as runner:
+        return runner.run_turn(TurnRequest("Which way?", on_delta=on_delta)).response
+
+
 def no_score(case: dict[str, Any], episode: Episode) -> str:
     return "many"
 
@@ -100,6 +108,11 @@ def test_what_a_work_raises_is_a_result_or_tried_again(
     assert done.committed == (outcome == "failed")
     assert SECRET not in done.end.error
     assert not (tmp_path / ("0" * 24) / "attempt-1" / "output.txt").exists()
+
+
+def test_a_turn_that_the_works_own_code_broke_is_a_result(tmp_path: Path) -> None:
+    done = attempted(tmp_path, "breaks_its_turn")
+    assert (done.end.outcome, done.end.kind, done.committed) == ("failed", "ActorCrashed", True)
 
 
 class OddError(ValueError):

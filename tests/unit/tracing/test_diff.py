@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from grue import FunctionTools, Runner, ToolPolicy, ToolRule, TurnRequest
 from grue.errors import ApprovalPending
 from grue.hosts.skill_agent.facts import McpToolCallCompleted, RunStarted
-from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
+from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted, McpInitialized, Observed, Remembered
 from grue.messages import (
     CallTools,
     CompletionReceived,
@@ -32,6 +32,8 @@ from grue.messages import (
     UserText,
 )
 from grue.runtime.actor import ActorFailed
+from grue.runtime.trace.file import TraceWriter
+from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import IDS, IGNORED, diff, render
 from grue.tracing.divergence import ABSENT, Comparison, Difference
@@ -94,6 +96,31 @@ def test_branches_and_forks_do_not_differ_in_the_ids_of_calls_before_them(tmp_pa
     for one, two in (("one.jsonl", "two.jsonl"), ("fork-one.jsonl", "fork-two.jsonl")):
         left, right = (list(read_episode(tmp_path / name).envelopes) for name in (one, two))
         assert list(diff(left, right)) == []
+
+
+def test_a_fork_is_compared_without_what_it_has_not_the_hosts_facts_and_the_boxes(tmp_path: Path) -> None:
+    eyes = {"eyes": FunctionTools({"look": lambda: "A house."})}
+    script = [tool_calls_reply(("look", {}), ids=["c1"]), "A house."]
+    recorder = Recorder()
+    recorder.add(writer := TraceWriter(tmp_path / "recorded.jsonl", episode="a"))
+    with ScriptedLlmServer(script) as model:
+        recorder.record(McpInitialized(server="eyes"), sender="host")
+        recorder.record(Remembered(turn=1, location="garden", text="Dark."), sender="host")
+        Runner(servers=eyes, llm=model.settings, recorder=recorder).run_turn("What is there?")
+        recorder.record(Observed(turn=1, text="A house."), sender="host")
+    writer.close()
+    with (
+        ScriptedLlmServer(script) as model,
+        Runner(servers=eyes, llm=model.settings, trace=tmp_path / "fork.jsonl") as runner,
+    ):
+        runner.fork(tmp_path / "recorded.jsonl")
+    left, right = (list(read_episode(tmp_path / f"{name}.jsonl").envelopes) for name in ("recorded", "fork"))
+    assert list(diff(left, right)) == list(diff(right, left)) == []
+    place = place_of(left, SessionOpened)
+    assert list(diff(changed(left, place, pid=7, box="reads /srv"), right)) == []
+    with_process = changed(right, place_of(right, SessionOpened), pid=8)
+    (found,) = diff(changed(left, place, pid=7, box="reads /srv"), with_process)
+    assert [each.path for each in found.differences] == ["$.box"]
 
 
 def test_two_runs_that_crash_in_the_same_place_do_not_differ_up_to_there(tmp_path: Path) -> None:

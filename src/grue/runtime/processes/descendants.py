@@ -226,7 +226,7 @@ def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:
 
 
 def described(pid: int) -> str:
-    """Return a process's state and command line, for a message; empty if it has exited."""
+    """Return a process's state and command line, for a message; empty if there is no such process."""
     if sys.platform != "linux":
         listed = subprocess.run(["ps", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, check=False)
         return listed.stdout.decode(errors="replace").strip()

@@ -122,7 +122,7 @@ class Step(Struct, frozen=True, kw_only=True):
     """One turn of a script."""
 
     command: str
-    why: str  # the thinking in the answer
+    why: str  # for the field `thinking` of the JSON answer
     objective: str | None = None  # a new goal for several turns
     rounds: tuple[tuple[Thought, ...], ...] = ()  # the thoughts of each reply, with a call for each thought
 
