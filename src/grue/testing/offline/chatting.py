@@ -11,6 +11,7 @@ from grue import messages as m
 from grue.runtime.safe_text import clipped
 from grue.testing.offline.chat_request import ChatMessage, ChatRequest, text_of
 from grue.testing.offline.repertoire import Thought
+from grue.testing.offline.schema_instances import UnsatisfiableError
 from grue.testing.offline.script import FunctionCall, Reply, thinking_tool
 
 _CALL: Final = re.compile(r"\s*call\s+(?P<name>\S+)\s*(?P<arguments>.*)", re.IGNORECASE)
@@ -66,7 +67,10 @@ def _think(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
     tool = thinking_tool(request.offered)
     if tool is None:
         return "I have no tool to think with."
-    arguments: m.JsonObject = tool.arguments(Thought(text.strip()), 1, 1)
+    try:
+        arguments: m.JsonObject = tool.arguments(Thought(text.strip()), 1, 1)
+    except UnsatisfiableError:
+        return f"My tool {tool.name} does not take this thought."
     return (_call(request, 0, tool.name, msgspec.json.encode(arguments).decode()),)
 
 

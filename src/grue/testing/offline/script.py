@@ -1,5 +1,6 @@
 """The scripted model: a function from request to reply, without state."""
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterable
@@ -50,7 +51,8 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
     step = (playbook and playbook.step_for(situation)) or explore(situation)
     tool = thinking_tool(request.offered)
     if tool is not None and not standing.settled and standing.rounds < len(step.rounds):
-        return Reply(calls=_think(tool, step, standing.rounds, situation))
+        with contextlib.suppress(UnsatisfiableError):  # the tool may limit the length of a thought
+            return Reply(calls=_think(tool, step, standing.rounds, situation))
     return Reply(content=_in_shape(request, _decision(step.why, step.command, step.objective)))
 
 

@@ -54,6 +54,14 @@ def test_it_thinks_with_a_thinking_tool() -> None:
     assert "no tool to think with" in (reply_in_chat(request("think about x", tools=False)).content or "")
 
 
+def test_it_says_so_if_a_thought_is_too_long_for_the_tool() -> None:
+    limited = {**THINK, "properties": {"thought": {"type": "string", "maxLength": 40}}}
+    tool = {"type": "function", "function": {"name": "think", "parameters": limited}}
+    said = [{"role": "user", "content": "think about " + "x" * 41}]
+    reply = reply_in_chat(msgspec.convert({"model": "m", "messages": said, "tools": [tool]}, ChatRequest))
+    assert reply.content == "My tool think does not take this thought. (scripted)"
+
+
 def test_it_repeats_what_the_tools_have_said() -> None:
     once = reply_in_chat(request("call tools.add", ("assistant", None), ("tool", '{"content": 3}')))
     assert once.content == 'The tool says: {"content": 3} (scripted)'

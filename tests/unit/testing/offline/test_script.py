@@ -18,6 +18,8 @@ COMMANDS = [step.command for step in HOUSE.steps]
 PUZZLE = COMMANDS.index("dial 734")
 DONE = {"content": {"thoughtNumber": 1}}
 FAILED = {"error": "Tool call timed out after 30s", "content": None}
+SHORT = {"type": "object", "properties": {"thought": {"type": "string", "maxLength": 40}}}
+TERSE = {"type": "function", "function": {"name": "think", "parameters": SHORT}}
 FINAL = {"role": "user", "content": FINAL_REQUEST}
 
 
@@ -69,13 +71,23 @@ def test_two_calls_can_come_in_one_reply_with_ids_of_their_own():
     [
         turn(PUZZLE),
         turn(PUZZLE, tools=[THINK], tool_choice="none"),
+        turn(PUZZLE, tools=[TERSE]),
         turn(PUZZLE, *after(FAILED), tools=[THINK]),
         turn(PUZZLE, *after(DONE), FINAL, tools=[THINK]),
         turn(PUZZLE, *after(DONE), FINAL, **shaped(AgentResponse.model_json_schema())),
         turn(PUZZLE, *after(DONE), FINAL, **shaped(strict_schema(AgentResponse.model_json_schema()))),
         turn(PUZZLE, response_format={"type": "json_object"}),
     ],
-    ids=["no tools", "choice none", "failed", "final with tools", "final", "final strict", "json object"],
+    ids=[
+        "no tools",
+        "choice none",
+        "too long",
+        "failed",
+        "final with tools",
+        "final",
+        "final strict",
+        "json object",
+    ],
 )
 def test_where_thinking_is_no_use_it_answers_at_once(request_):
     answer = decision(request_)
