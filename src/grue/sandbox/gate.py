@@ -205,7 +205,7 @@ class Gate:
             fcntl.ioctl(listener, _ID_VALID, bytearray(struct.pack("=Q", key)))
             blocks = os.get_blocking(own)
             found = socket.socket(fileno=own)
-            # Undo what `socket.socket` does to the blocking mode, which the program's socket shares.
+            # With a default timeout, `socket.socket` makes this socket, and so the program's, non-blocking.
             os.set_blocking(own, blocks)
             return found
         except OSError:

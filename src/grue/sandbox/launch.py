@@ -100,7 +100,7 @@ class Boxed:
         return thread.call(serve)
 
     def limit(self, pid: int) -> None:
-        """On Linux, set the box's limits for a process, and forbid core dumps, before it runs the program."""
+        """On Linux, set the box's resource limits for a process, and forbid it core dumps."""
         box = self._box
         _lower(pid, resource.RLIMIT_CORE, 0)
         for which, limit, unit in (

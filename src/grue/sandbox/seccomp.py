@@ -119,7 +119,7 @@ REFUSED = {
     # They change which file a path leads to, and Landlock's rules are made from paths.
     "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick"
     " mount_setattr setns": EPERM,
-    "open_by_handle_at": EPERM,  # it opens a file by number, without a path
+    "open_by_handle_at": EPERM,  # it opens a file by a handle, without a path
     "add_key request_key keyctl": EPERM,  # the user's keyrings hold credentials of other programs
     # They observe the whole machine, and are favourite parts of exploits of the kernel.
     "bpf perf_event_open userfaultfd fanotify_init": EPERM,

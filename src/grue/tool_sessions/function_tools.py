@@ -307,7 +307,7 @@ class ToolContext:
 
     def _deliver(self, kind: NoticeKind, text: str) -> None:
         if self._over:
-            return  # The call was answered before its thread ended.
+            return  # The call has ended, although its thread may still run.
         self._notices += 1
         if self._notices < _MAX_NOTICES:
             self._notify(kind, text)

@@ -175,7 +175,7 @@ class LiveServer(ThreadingHTTPServer):
 
 @contextlib.contextmanager
 def serving(feed: LiveFeed, port: int = 0) -> Iterator[LiveServer]:
-    """Serve a trace in a thread until the block ends."""
+    """Serve the page of a trace in a thread until the block ends; yield the server."""
     with LiveServer(feed, port) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="live-server", daemon=True)
         thread.start()

@@ -88,7 +88,7 @@ class ScriptedBatches:
         return re.search(r"/v1/(files|batches|messages/batches)(/|$)", plain) is not None
 
     def answer(self, method: str, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
-        """Carry out a request about files or batches, and return the reply."""
+        """Return the reply to a request about files or batches."""
         plain, _, query = path.partition("?")
         with self._lock:
             self._times[method, plain] += 1
