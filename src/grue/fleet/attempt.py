@@ -228,17 +228,17 @@ def _answering_model(trace: Path) -> str:
     return found[-1].decode("utf-8", "replace") if found else ""
 
 
-# --- Engines, which make attempts in other processes ---
+# --- Engines, which do tasks in other processes ---
 
 
 class Lost(Struct, frozen=True):
-    """Why an attempt has no result from its worker."""
+    """Why a task has no result from its worker."""
 
-    # `died`: the worker was killed, crashed or sent nonsense; `error`: the attempt could not be made or
+    # `died`: the worker was killed, crashed or sent nonsense; `error`: the task could not be done or
     # recorded; `unable`: no worker can be started, or the engine has failed
     kind: Literal["died", "timed_out", "cancelled", "error", "unable"]
     why: str = ""  # empty for `cancelled`
-    after_s: float = 0.0  # the time limit that a timed-out attempt exceeded
+    after_s: float = 0.0  # the time limit that a timed-out task exceeded
 
 
 Ended: TypeAlias = tuple[Task, AttemptEnd | Lost]

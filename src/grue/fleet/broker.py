@@ -10,8 +10,8 @@ The broker is a pure state machine: it gets the time as an argument, and never w
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
   a full window has succeeded (slow start). A status 429, 503 or 529 halves it, at most once a second; from
-  then on it grows by one for each full window. After such a status, no request starts for at least 1 s, and
-  for as long as `Retry-After` says, up to 10 minutes.
+  then on it grows by one for each full window. It does not grow beyond `concurrency`. After such a status, no
+  request starts for at least 1 s, and for as long as `Retry-After` says, up to 10 minutes.
 """
 
 import contextlib
@@ -250,7 +250,7 @@ class Broker(Struct):
     _halved_at: float = -math.inf
 
     def ask(self, wanted: exchange.WantedRequest, now: float) -> Answer:
-        """Return whether a request may start at `now` (monotonic seconds), and if so, reserve its cost."""
+        """Return whether `wanted` may start at `now` (monotonic seconds); if so, reserve its highest cost."""
         amount = self.most(wanted)
         if isinstance(amount, Refused):
             return amount
@@ -280,7 +280,7 @@ class Broker(Struct):
         elif outcome.status is not None and outcome.status < 400:
             step = 1.0 if self._slow_start else 1.0 / max(1.0, self.window)
             # Grow the window only if it was full lately: otherwise nobody knows if the endpoint takes more.
-            if self._short:
+            if self._short and self.window < (self.limits.rate.concurrency or math.inf):
                 self.window += step
         return cost
 

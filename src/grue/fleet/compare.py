@@ -183,7 +183,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
 
     a: Side
     b: Side
-    compared: dict[str, tuple[Any, Any]]  # the settings that differ, each with its value in A and B
+    compared: dict[str, tuple[Any, Any]]  # settings with one value in A and another in B, with both values
     score: str
     cases: int
     groups: int  # see `Options.cluster`

@@ -308,7 +308,7 @@ class ScoreTally(Struct):
     total: int = 0  # episodes that this run has to score
     done: int = 0  # of these, those that have all scores now
     before: int = 0  # episodes that had all scores before this run
-    failed: int = 0  # episodes for which a scorer failed or took too long
+    failed: int = 0  # episodes whose scorers failed, died or took too long
     unpaid: int = 0  # episodes for which the budget refused a request
     without_trace: int = 0  # finished episodes to score whose trace was not kept
     unfinished: int = 0  # episodes without a result

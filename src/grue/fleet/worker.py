@@ -33,11 +33,11 @@ _LIMITS = sorted(value for name, value in vars(resource).items() if name.startsw
 
 
 class WorkerSaid(Struct, frozen=True, omit_defaults=True):
-    """A worker's report on an attempt."""
+    """A worker's report on a task."""
 
     ended: AttemptEnd | None = None
-    error: str = ""  # why the attempt could not be made
-    fit: bool = False  # the worker can make another attempt
+    error: str = ""  # why the task could not be done
+    fit: bool = False  # the worker can do another task
 
 
 class Place(Struct, frozen=True):

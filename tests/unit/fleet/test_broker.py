@@ -210,6 +210,17 @@ def test_concurrency_doubles_until_an_overload_halves_it() -> None:
     assert broker.overloads == 1
 
 
+def test_an_overload_slows_the_requests_down_although_concurrency_limited_them_before() -> None:
+    broker = Broker(Limits(rate=Rate(concurrency=4)))
+    under_way: list[Amount] = []
+    for _ in range(50):
+        while isinstance(answer := broker.ask(WANTED, 0.0), Granted):
+            under_way.append(answer.reserved)
+        broker.settle(under_way.pop(), DONE, "m", 0.0)
+    broker.settle(under_way.pop(), RequestOutcome(status=429), "m", 0.0)
+    assert int(broker.window) == 2
+
+
 def test_a_wait_of_a_year_that_an_endpoint_asks_for_stops_the_workers_for_ten_minutes_only() -> None:
     broker = Broker(Limits())
     broker.settle(granted(broker), RequestOutcome(status=429, retry_after_s=3e7), "m", 10.0)
