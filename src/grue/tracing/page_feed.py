@@ -176,7 +176,7 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
     start_s: float  # like `end_s`, since the trace began
     end_s: float
     first: int  # number of the message that began it
-    last: int  # number of the message that ended it or, if none did, of the last one until then
+    last: int  # number of the message that ended it or, if none did, of the last one before its end
     grade: Literal["fail", "warn", ""] = ""  # severity of the message that ended it; `warn` also for a pause
 
 

@@ -157,7 +157,7 @@ class BatchFolder(Closing):
         return f"{self.manifest.run}-{turn}-{request}-{digest}-{attempt}"
 
     def set_aside(self, turn: int) -> None:
-        """Rename the trace of a failed turn, so that the turn is run again from its beginning."""
+        """Rename a turn's trace, so that the turn is run again from its beginning."""
         with self.using():
             self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
 

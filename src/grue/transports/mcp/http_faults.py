@@ -115,7 +115,7 @@ def redirect_fault(status: int, location: str, *, same_place: bool) -> WireFault
 
 
 def content_fault(status: int, content_type: str) -> WireFault:
-    """Return the fault for an answer of a type that MCP does not use, such as a login page."""
+    """Return the fault for an answer with a wrong content type, such as a login page."""
     shown = content_type.partition(";")[0].strip()[:100] or "something without a content type"
     remedy = "Check that `url` is the server's MCP endpoint, and not a web page or a proxy's."
     cause = f"it answered with {shown} instead of an MCP message (HTTP {status})"

@@ -355,7 +355,7 @@ class HttpStream(MessageStream):
     def logged(self, record: logging.LogRecord) -> None:
         """Report a library's log record by a notice, unless it has a traceback. May break the stream."""
         if record.exc_info:
-            return  # the transport also delivers the logged exception to `_receive_all`, which reports it
+            return  # most of these exceptions also come to `_receive_all`, which reports them
         text = record.getMessage()
         self.notify("noise", text)
         if text.startswith(_OTHER_ORIGIN_LOGGED):
