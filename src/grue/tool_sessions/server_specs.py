@@ -357,7 +357,7 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
     @property
     def address(self) -> str:
-        """The URL without user, query, and parts of the path that look like keys."""
+        """The URL without user, query, fragment, and parts of the path that look like keys."""
         parts = urlsplit(self.url)
         host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
         port = f":{parts.port}" if parts.port is not None else ""
