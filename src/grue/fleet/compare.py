@@ -144,7 +144,7 @@ class Side(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The numbers of episodes and cases, in words."""
+        """The numbers of episodes, and of cases that the other side lacks, as a text."""
         said = [counted(self.episodes, "episode")]
         if self.failed:
             said.append(f"{self.failed:,} of them failed")

@@ -141,7 +141,7 @@ class LocalEngine:
             raise
 
     def _fail(self, why: str) -> None:
-        """Report every job as lost, for the reason `why`, and from now on every later job, too."""
+        """End all workers, and report all jobs, later ones too, as lost for the reason `why`."""
         self._failed = Lost("unable", why)
         self._end_all(self._failed)
 
