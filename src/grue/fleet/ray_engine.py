@@ -161,7 +161,7 @@ class RayEngine:
             self._ray.shutdown()
 
     def _collect(self) -> None:
-        """Put the outcome of each ended attempt into `ended`, in a thread, until `close` or a failure."""
+        """Report ended attempts and read the costs, in a thread, until `close` or a failure."""
         asked_at = 0.0
         try:
             while not self._closed.is_set():

@@ -236,7 +236,7 @@ def fernz() -> Interpreter:
     )
 
 
-DEBIAN_GAMES: Final = "/usr/games"  # Debian keeps games here, and the folder is rarely on the PATH
+DEBIAN_GAMES: Final = "/usr/games"  # Debian keeps games here, and the folder is not on root's PATH
 
 
 def dfrotz() -> Interpreter:
