@@ -69,7 +69,7 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         first_byte_timeout_s: Limit from the beginning of the connect to that of the reply; `None`: no limit.
         idle_timeout_s: Limit between two pieces of a streamed reply.
         length_retry_factor: If a reply is cut at the limit of the endpoint's profile, and the user has set no
-            limit, it is requested once more, with the limit multiplied by this factor. 1: no such request.
+            limit, it is requested once more, with at most this many times the limit. 1: no such request.
     """
 
     max_retries: int = 5

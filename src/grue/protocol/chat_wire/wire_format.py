@@ -565,7 +565,7 @@ def encode_body(
 ) -> bytes:
     """Join the parts of a request to its body. `messages` is the name of the field with the messages.
 
-    `tail` has the fields of `request.extra`, which replace those of `head`, or are joined with them.
+    `tail` includes the fields of `request.extra`, which replace those of `head`, or are joined with them.
     """
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
     tail = {name: _joined(head.get(name), value) for name, value in tail.items()}

@@ -5,7 +5,7 @@
 2.  Then the oldest parts are replaced by stubs until the request fills at most `low_water`, so that several
     requests pass before the next clearing, with a valid prompt cache. A stub is a line such as "[Cleared to
     save room ...]" for a tool result, and for a user text the host's shorter text (`UserText.stub`), if any.
-3.  The last reply, the results of its calls and the items of the next request are never replaced by stubs.
+3.  The turn's user text, its last reply, the results of that reply and the new items never become stubs.
 4.  If that is not enough, the model is asked for a summary: at most `max_summaries` times in a turn, and only
     if the budget allows it and the summary can free enough. It replaces everything but the history's first
     entry, the turn's user text and its last reply.

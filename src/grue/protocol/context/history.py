@@ -326,7 +326,7 @@ def take_step(history: History, step: SaidStep) -> None:
 def items_said(
     steps: Iterable[SaidStep], end: m.TurnEnd, *, plain: bool, begun: History | None = None
 ) -> tuple[m.HistoryItem, ...]:
-    """Return the items of a turn, for `TurnRequest.history`; a resumed turn's earlier history is `begun`."""
+    """Return the items of a turn, for `TurnRequest.history`; `begun`: what a resumed turn added earlier."""
     history = History() if begun is None else begun
     history.plain = plain
     for step in steps:

@@ -55,7 +55,7 @@ class Unmade(Struct, frozen=True):
 
 
 class ValidCall(Struct, frozen=True):
-    """A call of a known tool, with parsed arguments; `task`: its MCP task, if an earlier process sent it."""
+    """A call with its tool and parsed arguments; `task`: its MCP task, if an earlier process sent it."""
 
     call: m.ToolCall
     tool: m.ToolDefinition
@@ -188,7 +188,7 @@ def _unknown(name: str) -> str:
 
 
 def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
-    """Group consecutive calls to one server; with `bind`, calls get the digest of their tool's definition."""
+    """Return runs of calls to one server; with `bind`, calls without a task get their tool's digest."""
     digests: dict[tuple[str, str], str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
     for valid in calls:

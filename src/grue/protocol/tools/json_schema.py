@@ -2,10 +2,10 @@
 
 The library holds the GIL, cannot be stopped, and exhausts the stack on a long chain of references. So grue
 first computes how much work a check can be: the number of schema parts that can apply to one place of a
-value, times the number of nested values. Above a limit the value is not checked. References lead nowhere
-outside the schema; a regular expression that cannot run in linear time is ignored. Formats,
-`unevaluatedItems` and `unevaluatedProperties` are not checked. Loading the library takes 6 MB and 10 ms, so a
-value that fits a schema of only the commonest keywords (`_is_plain`) is accepted without it.
+value, times the number of nested values. Above a limit the value is not checked. A schema that
+refers to something outside it is not used; a regular expression that cannot run in linear time is ignored.
+Formats, `unevaluatedItems` and `unevaluatedProperties` are not checked. Loading the library takes 6 MB and
+10 ms, so a value that fits a schema of only the commonest keywords (`_is_plain`) is accepted without it.
 """
 
 import contextlib
@@ -217,7 +217,7 @@ def _shown(value: object) -> str:
 
 
 def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) -> Any:
-    """Return a schema without keywords that cannot be checked. `names`: its keys are names, not keywords."""
+    """Return what is checked of a schema. `names`: the keys of `part` are names, not keywords."""
     if isinstance(part, list):
         return [_checkable(inner, whole_schema) for inner in part]
     if not isinstance(part, dict):
@@ -242,7 +242,7 @@ def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) ->
         del whole["patternProperties"]
         whole.pop("additionalProperties", None)
     if whole.get("additionalProperties") is False and not properties and "patternProperties" not in whole:
-        # `maxProperties: 0` refuses the same values, but the validator's error names the arguments.
+        # `maxProperties: 0` refuses the same values, but its error names the arguments.
         whole["maxProperties"] = 0
         del whole["additionalProperties"]
     if "pattern" in whole and not _is_linear(whole["pattern"]):

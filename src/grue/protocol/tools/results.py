@@ -122,7 +122,7 @@ def known_bytes(data: str) -> int | None:
     """Return the decoded size of base64 in bytes; `None`: it is not base64 (checked up to a megabyte)."""
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
-    # Other data may be a secret that the trace hides, and a replay from the trace would get another size.
+    # Data that is not base64 may be a secret that the trace hides: a replay would get another size.
     return None if clean is None else decoded_bytes(clean)
 
 
@@ -169,7 +169,7 @@ MAX_JSON_CHARS = 2_000_000
 MAX_JSON_VALUES = 50_000
 """A text block of more characters or values is not decoded: that would block the event loop."""
 
-MAX_ERROR_CHARS = 100_000  # longest `error_message` of a failed tool; `content` has the complete text
+MAX_ERROR_CHARS = 100_000  # longest `error_message` of a failed tool
 _LOOK_CHARS = 1000
 _ALWAYS_INDENTED = 65_536
 _MOST_LEVELS = 40
@@ -381,7 +381,7 @@ def _laid_out(content: object) -> str:
 
 
 def in_lines(text: str) -> str:
-    """Return JSON text with a line for each value; unchanged if it is not JSON, or long and deeply nested."""
+    """Return JSON text with a line for each value; unchanged if it is no JSON, or long with many brackets."""
     try:
         return msgspec.json.format(text, indent=1) if _may_be_indented(text.encode()) else text
     except (msgspec.DecodeError, RecursionError):
@@ -389,7 +389,7 @@ def in_lines(text: str) -> str:
 
 
 def _may_be_indented(text: bytes) -> bool:
-    """Return whether JSON is short or flat: indentation can make 500 MB of 1 MB of nested arrays."""
+    """Return whether JSON is short, or has few brackets and levels: 1 MB of arrays could become 500 MB."""
     if len(text) <= _ALWAYS_INDENTED:
         return True
     if b"\\" in text:

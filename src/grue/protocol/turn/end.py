@@ -88,7 +88,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
 
 
 def with_calls_ended(state: s.AwaitingTools, starting: Servers) -> tuple[Turn, CallNotes]:
-    """Return the turn with its settled calls and the answers at its end, and the notes still to record."""
+    """Return the turn with its settled calls and `answers_at_end`, and the notes still to record."""
     turn = state.turn
     # A call with a task was sent by an earlier process, even if its run has not been sent again.
     unsent = {call.call_id for run in state.unsent for call in run.calls if call.task is None}

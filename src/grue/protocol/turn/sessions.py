@@ -215,7 +215,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
             counted = replace(event, usage=m.Usage())  # `refused` would count it again
             return _when_verified(replace(state, turn=turn.count(usage), reply=counted))
         case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage) | m.CompletionFailed(usage=usage):
-            # The reply was on its way when the agent sent `DropCompletion`. Count only its cost.
+            # The reply was on its way when the agent sent `DropCompletion`. Only its usage counts.
             return replace(state, turn=turn.count(usage)), ()
         case s.AwaitingDrop(), m.ReplyDropped():
             return _dropped(state, event)
