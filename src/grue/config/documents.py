@@ -395,7 +395,7 @@ def _declared(kind: Any, keys: KeyPath) -> Any:
 
 
 def choices(problem: str, kind: Any, keys: KeyPath) -> str:
-    """Return the end of a msgspec error about an enum value, with the allowed values; "" for other errors."""
+    """Return the allowed values, to append to a msgspec error about an enum value; "" for other errors."""
     if not problem.startswith("Invalid enum value"):
         return ""
     declared = _declared(kind, keys)

@@ -46,7 +46,7 @@ def read_project_tables(path: Path) -> ProjectTables:
 def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
     """Return a file's settings, and its problems: unknown keys in `tool.grue`, settings in both roots.
 
-    Raises `MCPConfigError` if the file cannot be read or is not TOML, or one of `TABLES` is no table.
+    Raises `MCPConfigError` if the file cannot be read, is not TOML, or has another value in place of a table.
     """
     missing = f"Configuration file not found: {path}. Name an existing TOML file, or create this one."
     document = parse_toml(read_config_text(path, if_missing=missing), path)

@@ -139,7 +139,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         return past
 
     def changes(self, now: Mapping[str, str]) -> tuple[ConditionChanged, ...]:
-        """Return the conditions that differ from `now`. A condition that was not recorded is left out."""
+        """Return the conditions that differ from `now`; conditions that one side lacks are left out."""
         return facts.changed_conditions(self.conditions or {"model": self.started.model}, now)
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:

@@ -241,7 +241,7 @@ class Conversation(Closing):
             return await self._runner.resume_async(**self._resumption(decisions, trace, how))
 
     def abandon(self) -> None:
-        """Give up the turn that was parked: its calls are answered "not called", and it cannot be resumed.
+        """Give up the parked turn: calls that were not made are answered "not called". It cannot be resumed.
 
         A turn whose process was killed is given up too: its calls are answered "interrupted". If there is no
         such turn, nothing happens.

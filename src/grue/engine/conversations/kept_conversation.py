@@ -6,8 +6,8 @@ which is also written to the conversation's file, says whether the open turn is 
 | the open turn | what happens | what follows |
 |---|---|---|
 | parked | a new turn | `ConversationParked` is raised; nothing starts |
-| parked | `turn(resumed=True)` | the turn goes on from its last reply, whose calls have no results yet |
-| parked | `abandon` | the calls of the turn's last reply are answered "not called" |
+| parked | `turn(resumed=True)` | the turn goes on |
+| parked | `abandon` | calls that the turn has not made are answered "not called" |
 | parked | `branch` | the same, but only in the branch |
 | resumed | the turn cannot begin, or fails because a server does not start | the turn is parked again |
 | running | the host is killed; then a new turn | the open turn's calls are answered "interrupted" |
@@ -185,7 +185,7 @@ class KeptConversation:
     While a turn continues the conversation, `turn`, `abandon`, `catch_up`, `save`, `dumps` and `branch` raise
     `ConversationBusy`. Methods that read or write the file raise `ConversationError` if that fails.
 
-    `learned` is what an earlier process has learned about the endpoint. `tools` are those that were offered
+    `learned` is what is already known about the endpoint. `tools` are those that were offered
     last; with `learned`, they are in it. `open_turn`: a turn that is parked, or whose process was killed.
     """
 
@@ -367,7 +367,7 @@ class KeptConversation:
             self._in_turn.release()
 
     def add(self, said: Sequence[SaidStep]) -> None:
-        """Add the entries of a turn that an earlier process has run. Call this within `between_turns`."""
+        """Add the entries of a recorded turn. Call this within `between_turns`."""
         for step in said:
             take_step(self.history, step)
             if isinstance(step, m.RequestCompletion) and isinstance(step.mode, m.OfferTools):
@@ -635,7 +635,7 @@ def given_conversation(
 
 
 def given_up(mark: TurnMark | None) -> m.TurnParked | None:
-    """Return a message that answers the calls of a parked turn as not made; `None`: no turn is parked."""
+    """Return a message with answers to the calls of a parked turn; `None`: the turn is not parked."""
     if mark is None or mark.state == "running":
         return None
     return m.TurnParked(turn=mark.turn, untold=mark.untold)
