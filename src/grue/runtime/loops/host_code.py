@@ -77,9 +77,9 @@ def current_task() -> asyncio.Task[Any] | None:
 
 
 def single(error: BaseException) -> BaseException:
-    """Unwrap `HostCodeFailed` and groups. Several `Exception`s stay a group.
+    """Unwrap `HostCodeFailed` and groups, but not a group of several `Exception`s.
 
-    But if a group has a `KeyboardInterrupt` or `SystemExit`, only this is returned.
+    Of any other group, return a `KeyboardInterrupt` or `SystemExit` if it has one, else its first member.
     """
     while True:
         match error:

@@ -141,7 +141,10 @@ def _is_the_hosts(frame: FrameType | None) -> bool:
 
 
 class _Taking:
-    """In this block, `take` gets what signal handlers raise. Does nothing outside the main thread."""
+    """In this block, `take` gets what signal handlers raise, unless an outer block gets it.
+
+    Does nothing outside the main thread.
+    """
 
     def __init__(self, take: Callable[[BaseException], None]) -> None:
         self._takes = [take]
@@ -214,7 +217,7 @@ class Interruptible:
 async def run_into(result: list[T], function: Callable[[], Awaitable[T]]) -> None:
     """Append what `function` returns to `result`, or nothing if it raises `WorkInterrupted`.
 
-    If a task raised this `KeyboardInterrupt`, asyncio would stop the loop, and `nest_asyncio` would log it.
+    It is a `KeyboardInterrupt`: if a task raised it, asyncio would stop the loop, or `nest_asyncio` log it.
     """
     with contextlib.suppress(WorkInterrupted):
         result.append(await function())
@@ -225,7 +228,7 @@ def run_in_main_thread(
     force_kill: Callable[[], object],
     run_loop: Callable[[Callable[[], Awaitable[T]]], T],
 ) -> T:
-    """Run a coroutine function in the loop that `run_loop` runs. Ctrl-C cancels it, at an `await`.
+    """Run a coroutine function by `run_loop` and return its result. Ctrl-C cancels it, at an `await`.
 
     The second Ctrl-C calls `force_kill`. What other signal handlers of the program raise counts as a press,
     because asyncio would log or lose it; in the host's callbacks it is raised at once. The handlers are
@@ -236,7 +239,7 @@ def run_in_main_thread(
     raised: list[BaseException] = []
 
     def take(error: BaseException) -> None:
-        # Take no lock that the interrupted code may hold, except the reentrant lock of `Interruptible`.
+        # Take no lock that the interrupted code may hold, unless the lock is reentrant.
         raised.append(error)
         if len(raised) == 1:
             work.interrupt()

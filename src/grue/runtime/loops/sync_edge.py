@@ -225,7 +225,7 @@ class _SharedLoop:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
-        """Run `function` as a task, blocking the greenlet. If gevent kills the greenlet, cancel the task."""
+        """Run `function` as a task and return its result. If gevent kills this greenlet, cancel the task."""
         loop = self._started.result()
         done: Future[T] = Future()
         context = context_of("asyncio")

@@ -162,7 +162,10 @@ class ChildProcess:
             self._tasks.start(self._flush)
 
     def ask_to_exit(self) -> None:
-        """Ask the process to exit, by closing its standard input. Closing does not report this as `died`."""
+        """Ask the process to exit, by closing its standard input.
+
+        If it exits only then, `ending` is not `died` after the block.
+        """
         self._note_death()
         self.end_input()
 

@@ -197,7 +197,7 @@ class _SecretIndex(NamedTuple):
         return cls(longest_first, short, long_probes, shortest_run, in_lines)
 
     def may_match(self, written: bytes) -> bool:
-        """Return whether a text may hold a secret or the beginning of a secret. Only `False` is certain."""
+        """Return whether a text may hold a secret, or one cut by an ellipsis. Only `False` is certain."""
         for probe in self.probes:
             if probe in written:
                 return True
@@ -250,7 +250,7 @@ class Redaction:
                 self._index = _SecretIndex.of((*secrets, secret))
 
     def may_contain_secrets(self, written: bytes) -> bool:
-        """Return whether a text may contain a secret. A quick test: only its `False` is certain."""
+        """Return whether a text may contain a secret or a credential. Quick: only its `False` is certain."""
         if len(written) <= _PIECE:
             # The checks of `may_contain_credentials` are repeated here, because calling it would be slower.
             if self._index.secrets and self._index.may_match(written):

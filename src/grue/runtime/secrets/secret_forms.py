@@ -147,7 +147,7 @@ def _escaped(secret: str) -> bytes:
 
 
 def _char(char: str, escape: bytes, may_escape: bytes) -> bytes:
-    """Return a regular expression for a character, plain after `may_escape`, or in a form after `escape`."""
+    """Return a regular expression for a character: plain after `may_escape`, escaped, or `_replaced`."""
     raw = re.escape(char.encode())
     units = (rb"u(?i:%b)" % unit.encode() for unit in _utf16(char))
     by_bytes = (b"x(?i:%02x)" % byte for byte in char.encode())
