@@ -73,7 +73,7 @@ _ESCAPES = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "<>
 
 
 def refuse_foreign(target: Path, name: str) -> None:
-    """Raise `TraceError` if there is a file `target` that grue did not write from the template `name`."""
+    """Raise `TraceError` if `target` exists, unless grue wrote it from the template `name`."""
     mark = f'<meta name="generator" content="grue {name}">'.encode()
     with os_errors_as(TraceError, f"write the page {target}"), suppress(FileNotFoundError):
         with open_regular(target) as file:

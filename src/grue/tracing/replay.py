@@ -344,8 +344,8 @@ class Connections:
                     self.unsure.discard(body.server)
                     self._recorded[body.server] = _after(body)
             elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
-                # It answers a `CloseSession`: the turn's time ran out before the session was connected. The
-                # close of a session that was cancelled has no cause.
+                # It answers a `CloseSession`. If the session was still connecting, the turn's time ran out.
+                # The close of a session that was cancelled has no cause.
                 connecting.discard(envelope.sender)
         # Sessions that are still connecting were cancelled: learn nothing from them.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})

@@ -33,7 +33,7 @@ class TurnSlice(Struct):
 
     @property
     def cut_off(self) -> bool:
-        """Whether the turn began, but neither ended nor was `overtaken`. Its process may have died."""
+        """Whether the turn began, has no end or crash, and is not `overtaken`. Its process may have died."""
         return self.begun and not self.over and not self.overtaken
 
 
@@ -140,7 +140,7 @@ _BOUNDS = frozenset((m.TurnForked, m.RunTurn, m.TurnCompleted, m.TurnFailed, m.T
 
 
 class OwnMessages:
-    """Selects what a fork has done itself: its trace begins with copies of a recorded turn's messages."""
+    """Selects what a fork has done itself: its first messages may be copies of a recorded turn's."""
 
     def __init__(self) -> None:
         self._forked: dict[int, m.TurnForked] = {}  # turn number -> its `TurnForked`, while the fork runs

@@ -2,7 +2,7 @@
 
 Each tool call that was sent to its server has one event `mcp_tool_call`, and one `mcp_tool_result` if it
 returned something. Each failed call has exactly one failure event: `mcp_tool_timeout`, `mcp_tool_skipped` or,
-if it returned an error, was rejected or denied, or its server died, `mcp_tool_error`.
+if it returned an error, was rejected, refused or denied, or its server died, `mcp_tool_error`.
 
 A turn that offers tools has one `mcp_session_started` and, when it completes or fails, one
 `mcp_session_complete`, whose `tool_calls_count` and `tools_used` cover only sent calls. If the turn was

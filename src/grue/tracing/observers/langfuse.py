@@ -42,9 +42,9 @@ class LangfuseObserver(Outbox):
             Langfuse's cloud, `LANGFUSE_BASE_URL`). This client does not touch the global tracer provider, and
             lives until the process ends.
         session_id: The Langfuse session's id, until a fact of the host gives another; `None`: a new id.
-        capture_content: Send prompts, arguments, outputs and error texts; otherwise only names, ids,
-            settings, sizes, usage, kinds of errors, and the episode's labels and title (not a title that
-            quotes the task, as in the skill agent). With `"reference"`, a generation has only its new
+        capture_content: Send prompts, arguments, outputs and error texts; otherwise only data such
+            as names, ids, sizes and usage, and the episode's labels and title (not a title that quotes
+            the task, as in the skill agent). With `"reference"`, a generation has only its new
             messages, and the number of its request in grue's trace.
         warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.

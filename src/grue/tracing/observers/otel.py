@@ -231,7 +231,7 @@ class _OtelSink(SpanSink):
 
 
 class _Ids:
-    """Generates the ids of spans. `span_of` returns the id that a tool call's span will have."""
+    """Generates the ids of spans and of their trace. `span_of` returns the id that a call's span gets."""
 
     def __init__(self, others: Any) -> None:
         self._others = others

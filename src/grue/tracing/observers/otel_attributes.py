@@ -118,7 +118,7 @@ _HTTP_VERSION = "1.1"  # for requests to MCP servers: their client does not use 
 
 
 class Conventions:
-    """Maps spans to names and attributes. `OtelObserver` explains the arguments."""
+    """Maps spans to names and attributes. `name`, `description` and `version` are the agent's."""
 
     def __init__(
         self, capture_content: Capture, *, name: str = "agent", description: str = "", version: str = ""

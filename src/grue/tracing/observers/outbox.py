@@ -1,7 +1,6 @@
 """A bounded queue and a thread that pass envelopes to a consumer, which may use the network.
 
-The recorder never waits, and an exception in the thread never reaches a turn. A child process
-(`os.fork`) sends nothing, because the episode continues in the parent.
+The recorder never waits, and an exception in the thread never reaches a turn. A forked child sends nothing.
 """
 
 import atexit

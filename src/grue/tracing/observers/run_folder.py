@@ -48,7 +48,8 @@ class RunFolder(Closing):
     Raises:
         MCPConfigError: `path` cannot be a path.
         TraceError: The folder or a file in it cannot be written, or another process writes the trace. Without
-            `resume`: there is a trace already. With `resume`: there is no trace of this episode.
+            `resume`: there is a trace already. With `resume`: there is no trace of this episode, or it is
+            damaged or has another format.
     """
 
     def __init__(
@@ -104,7 +105,8 @@ class RunFolder(Closing):
         """Flush everything recorded so far to the operating system; return `False` if that takes too long.
 
         Raises:
-            TraceError: The disk is full or failed, or the folder is closed.
+            TraceError: The disk is full or failed, or the folder is closed. Any other exception of an
+                observer is raised, too.
         """
         self._recorder.settle()
         return self._trace.flush()
@@ -130,7 +132,7 @@ class RunFolder(Closing):
 
         Args:
             name: Path of the file in the folder, such as `artifacts/page.json`. In its last part, a `_`
-                replaces each run of characters that are not letters, digits, `.`, `_` or `-`.
+                replaces each run of characters that are not ASCII letters, digits, `.`, `_` or `-`.
             content: JSON if `name` ends in `.json`, text in UTF-8 otherwise.
 
         Raises:
@@ -161,7 +163,8 @@ class RunFolder(Closing):
         """Close the files. A second call does nothing.
 
         Raises:
-            TraceError: The trace could not be written completely, and no earlier call has raised this.
+            TraceError: The trace could not be written completely, and no earlier call has raised this. Any
+                other exception of an observer is raised, too.
         """
         with self._files:
             self._recorder.settle()

@@ -250,7 +250,7 @@ class SpanClosed(Struct, frozen=True):
     span: SpanId
     at: float
     subject: Subject  # the one of `SpanOpened`, with what later messages have added
-    outcome: Outcome | None  # `None`: cut off, parked or dropped
+    outcome: Outcome | None  # `None`: cut off, crashed, parked or dropped
     verdict: Verdict
     finish_reason: str | None = None  # of a turn: why its last reply ended
 

@@ -6,8 +6,8 @@ A file of requests goes through these states. `sending` is stored in the folder 
                   │ the process was killed, or the provider neither accepted nor refused the file:
                   │ look for the batch at the provider, and send the file only if there is no batch
 
-A file is unsent again if the provider refuses to make a batch of it, or has no room for another batch. If
-the provider refuses the batch later for another reason, each of its requests gets an error.
+A file is unsent again if the provider refuses to make a batch of it, or has no room for its batch beside
+others. If the provider refuses the batch later for another reason, each of its requests gets an error.
 """
 
 import codecs
@@ -93,8 +93,9 @@ class BatchDesk:
     async def look(self) -> list[str]:
         """Check each batch, store the results of those that have ended, and return their requests' ids.
 
-        Raises `BatchRefused`, for instance if the provider keeps failing for `Batching.patience_s`, or does
-        not end a batch within `Batching.batch_timeout_s`.
+        Also send each file in the state `sending` of which there is no batch. Raises `BatchRefused`, for
+        instance if the provider keeps failing for `Batching.patience_s`, or does not end a batch within
+        `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
 
