@@ -21,7 +21,7 @@ import struct
 import sys
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.client import responses as _REASONS  # noqa: N812 - a table
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -245,6 +245,8 @@ def _last_of(request: LlmRequest) -> str:
 
 
 def _replies(script: Sequence[LlmReply | str]) -> list[LlmReply]:
+    if not isinstance(script, Iterable) or isinstance(script, Mapping | bytes):
+        raise TypeError(f"script is of type {type(script).__name__}: give a list of replies, or a function.")
     replies = []
     for number, given in enumerate(script, start=1):
         reply = _reply(given)
@@ -282,7 +284,7 @@ class ScriptedLlmServer:
         overflows: Number of requests that were too long for the window. They do not use up a reply.
 
     Raises:
-        TypeError: An item of the script is neither a reply nor a text.
+        TypeError: The script is no list and no function, or an item is neither a reply nor a text.
         OSError: The port is not available.
     """
 

@@ -276,6 +276,12 @@ def test_a_script_of_something_else_is_refused_where_it_is_made(script: Any) -> 
         ScriptedLlmServer(script)
 
 
+@pytest.mark.parametrize("script", [5, None, {"role": "assistant", "content": "yes"}, b"yes"])
+def test_a_script_that_is_no_list_and_no_function_is_refused(script: Any) -> None:
+    with pytest.raises(TypeError, match=r"^script is of type \w+: give a list of replies, or a function\.$"):
+        ScriptedLlmServer(script)
+
+
 @pytest.mark.parametrize(
     "script",
     [[hang_up] * 6, [hang_up(b"half a reply")] * 6, lambda _: hang_up],
