@@ -168,7 +168,7 @@ class OwnedSession:
             return await self._client.request(method, params, timeout_s)
 
     async def close(self, *, hurried: bool = False) -> None:
-        """Close the session, in any state, and wait until it is closed.
+        """Close the session, in any state, and wait until it is closed. Raises an observer's error.
 
         If `hurried`, the server gets as little time to exit as after a cancellation.
         """
@@ -188,6 +188,8 @@ class OwnedSession:
                     await asyncio.wait({self._owner})
                 raise
         await asyncio.wait({self._owner})
+        if self.fault is not None and not hurried:
+            raise self.fault  # such as a `TraceError`: the end of the session could not be recorded
 
     async def _settlement(
         self,

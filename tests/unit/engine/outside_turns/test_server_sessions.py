@@ -13,9 +13,11 @@ from grue.messages import (
     CallTools,
     CloseSession,
     JsonObject,
+    Message,
     OpenSession,
     ServerName,
     ServerRequested,
+    SessionClosed,
     ToolCalled,
     ToolReturned,
 )
@@ -147,13 +149,14 @@ async def test_a_cancelled_call_closes_its_session() -> None:
 
 
 @pytest.mark.parametrize("error", [TraceError("No space left"), SystemExit("No space left")])
+@pytest.mark.parametrize("refused", [CloseSession, SessionClosed])
 async def test_sessions_whose_close_cannot_be_recorded_are_closed_and_raise_one_flat_error(
-    error: BaseException,
+    error: BaseException, refused: type[Message]
 ) -> None:
     bench = Bench(lambda _method, _params: {})
 
     def refuse(envelope: Envelope[Any], _: bytes) -> None:
-        if isinstance(envelope.body, CloseSession):
+        if isinstance(envelope.body, refused):
             raise error
 
     bench.sources.recorder.add(refuse)
