@@ -174,7 +174,7 @@ def _failure(error: BaseException) -> AttemptEnd:
 def _judged(error: BaseException, end: AttemptEnd) -> AttemptEnd:
     infrastructure = isinstance(error, MCPServerStartupError | ActorCrashed | TraceError | ConnectionError)
     if isinstance(error, ActorCrashed) and error.__cause__ is not None and raised_by(error.__cause__):
-        infrastructure = False  # the work's own code, such as its `on_delta`, raised the error
+        return _judged(error.__cause__, end)  # the work's own code, such as its `on_delta`, raised it
     if isinstance(error, LLMError):
         end = replace(end, kind=f"LLMError: {plain_text(error.kind)}", endpoint=plain_text(error.endpoint))
         infrastructure = may_pass(error.kind, error.reason)

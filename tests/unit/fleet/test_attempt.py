@@ -47,7 +47,7 @@ def raises(case: dict[str, Any], episode: Episode) -> float:
 
 def breaks_its_turn(case: dict[str, Any], episode: Episode) -> str:
     def on_delta(delta: object) -> None:
-        raise KeyError(delta)
+        raise ConnectionError("the database") if case.get("offline") else KeyError(delta)
 
     with ScriptedLlmServer(["north"]) as model, Runner(llm=model.settings) as runner:
         return runner.run_turn(TurnRequest("Which way?", on_delta=on_delta)).response
@@ -113,6 +113,8 @@ def test_what_a_work_raises_is_a_result_or_tried_again(
 def test_a_turn_that_the_works_own_code_broke_is_a_result(tmp_path: Path) -> None:
     done = attempted(tmp_path, "breaks_its_turn")
     assert (done.end.outcome, done.end.kind, done.committed) == ("failed", "ActorCrashed", True)
+    done = attempted(tmp_path / "offline", "breaks_its_turn", offline=True)
+    assert (done.end.outcome, done.end.kind, done.committed) == ("infrastructure", "ActorCrashed", False)
 
 
 class OddError(ValueError):
