@@ -84,6 +84,17 @@ def test_a_user_without_a_home_folder_gets_a_project(tmp_path: Path, monkeypatch
     assert written(tmp_path / "bot").keys() == {"agent.py", "test_agent.py", "mcp_config.json"}
 
 
+def test_the_commands_take_a_folder_whose_name_begins_with_a_dash(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(home))
+    init.start_project(Path("-bot"), ())
+    said = capsys.readouterr().out
+    assert "grue init ./-bot --from " in said
+    assert "  cd ./-bot\n" in said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", first_of(["v/bin/grue", "ABSOLUTE"]))
 def test_the_commands_to_go_on_with_work_from_the_new_folder(tmp_path: Path, home: Path, way: str) -> None:

@@ -97,7 +97,7 @@ def _offered(folder: Path) -> list[FoundServers]:
             question = f"{each.host} has the servers {names}. Copy them, without secrets?"
             chosen += [each] if typer.confirm(question, default=False) else []
         else:
-            copy = f"grue init {quote(str(folder))} --from {quote(str(each.path))}"
+            copy = f"grue init {shown_argument(folder)} --from {quote(str(each.path))}"
             say(f"found    servers of {each.host}: {names}. What to add for them: {copy}")
     return chosen
 
