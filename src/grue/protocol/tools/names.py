@@ -92,7 +92,7 @@ class WireNames:
             self.to_wire(name)
 
     def to_wire(self, name: str) -> str:
-        """Return the wire name. A new name is added, even one that the model invented: the history has it."""
+        """Return the wire name. A new name is added, even one that only a model's call in the history has."""
         if self.style == "canonical":
             return name
         if name not in self._wire:

@@ -276,7 +276,7 @@ class Breaker(Struct, frozen=True):
     until_s: float = 0.0
 
     def failed(self, failure: m.LlmFailure, now_s: float) -> Breaker:
-        """Return the breaker after one more failure. Each failure in a row doubles the pause, to a limit."""
+        """Return the breaker after `failure`. The pause doubles, to a limit; an endpoint may ask for more."""
         pause = min(PAUSE_S * 2.0 ** min(self.failures, 10), LONGEST_PAUSE_S)
         asked = min(failure.retry_after_s or 0.0, _LONGEST_ASKED_S)
         return Breaker(self.failures + 1, now_s + max(pause, asked))
