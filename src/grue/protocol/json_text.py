@@ -167,7 +167,7 @@ def is_deep(value: object) -> bool:
         level = [child for item in level for child in _children(item)]
         if not level:
             return False
-    return True
+    return any(isinstance(item, dict | list) for item in level)
 
 
 def _children(value: object) -> Iterable[object]:

@@ -123,3 +123,11 @@ def test_long_texts_are_counted_in_one_pass(text: str, crowded: bool) -> None:
 def test_arguments_that_are_nested_too_deeply_are_refused() -> None:
     said = read_arguments('{"a":' * 150 + "1" + "}" * 150)
     assert said == "the arguments are nested more than 100 deep: make a flatter call"
+
+
+@pytest.mark.parametrize("innermost", ["1", "[]"])
+def test_the_depth_of_arguments_counts_lists_and_objects(innermost: str) -> None:
+    deepest = 98 if innermost == "[]" else 99
+    text = '{"b": [], "a": %s}'
+    assert isinstance(read_arguments(text % ("[" * deepest + innermost + "]" * deepest)), dict)
+    assert "nested more than 100 deep" in read_arguments(text % ("[" * 100 + innermost + "]" * 100))
