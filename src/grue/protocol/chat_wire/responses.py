@@ -105,7 +105,7 @@ class ResponsesAssembler:
 
     @property
     def begun(self) -> bool:
-        """Whether a piece of text, of a call or of another item has arrived."""
+        """Whether a piece of text or of a call, or another whole item, has arrived."""
         return bool(self._held["pieces"] or self._held["items"])
 
     @property

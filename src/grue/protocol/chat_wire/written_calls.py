@@ -276,7 +276,7 @@ def _marked(text: str, tools: _Tools) -> Written | None:
     rest = text[end:].strip()
     if before and rest:
         return None
-    # If `attached` is set, a call before `mark` could not be read, so the result is not `sure`.
+    # If `attached` is set, a tag before `mark` was not read as a call, so the result is not `sure`.
     return Written(form, tuple(calls), before, sure=bool(calls) and not rest and attached is None)
 
 

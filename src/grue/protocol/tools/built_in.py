@@ -97,7 +97,7 @@ def find_tools(servers: Iterable[m.ServerName]) -> m.ToolDefinition:
 
 
 def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
-    """Return whether a built-in tool is among these tools."""
+    """Return whether the built-in `tool` is among `tools`."""
     return any(is_built_in(each) and each.tool == tool.tool for each in tools)
 
 

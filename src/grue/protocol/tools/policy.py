@@ -219,7 +219,7 @@ def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[s
 
 
 def may_match_tools_of(pattern: str, server: str) -> bool:
-    """Return whether a pattern could match a tool of a server whose tools are not known."""
+    """Return whether a pattern may match a tool of a server, whatever its tools. Only `False` is certain."""
     literal, own = re.split(r"[*?[]", pattern, maxsplit=1)[0], f"{server}."
     return literal.startswith(own) or own.startswith(literal)
 

@@ -237,7 +237,7 @@ def call_failed(cause: str) -> m.ToolCallResult:
 
 
 def is_small(value: object, most: int = _SMALL_VALUES) -> bool:
-    """Return whether a JSON value has at most `most` nested values, and no text over `_SMALL_CHARS`."""
+    """Return whether a JSON value holds at most `most` values, itself included, and no long string value."""
     found = [value]
     for part in found:  # the list grows while the loop walks through it
         if isinstance(part, str):
@@ -456,7 +456,7 @@ def cut_middle(content: str, max_chars: int) -> str:
 
 
 def without_middle(text: str, kept: int) -> str:
-    """Replace the middle of a text by a marker, so that `kept` characters of the text remain."""
+    """Return a text; of a longer one, only `kept` characters, with a marker in place of its middle."""
     if len(text) <= kept:
         return text
     end = len(text) - kept // 2
@@ -517,7 +517,7 @@ def _members(block: m.JsonObject, *names: str) -> m.JsonObject:
 
 
 def _cut(text: str, room: int) -> str:
-    """Cut a text to the longest beginning whose JSON has at most `room` characters, and mark the cut."""
+    """Cut a text whose JSON is longer than `room` to the longest beginning that fits, and mark the cut."""
     if len(text) <= room and _written_chars(text) <= room:
         return text
     lengths = range(1, min(len(text), room) + 1)

@@ -183,7 +183,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def budget_reached(self) -> bool:
-        """Whether the next request, if any, is the budget's last, and so must ask for the final answer."""
+        """Whether the budget allows at most one more request, which must ask for the final answer."""
         most = self.run.limits.budget.requests
         return self.budget_spent or (most is not None and self.requests + self.sampled + 1 >= most)
 
