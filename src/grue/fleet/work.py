@@ -217,7 +217,9 @@ def _imported(module: str, name: str) -> Any:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
         what = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-        raise FleetError(f"Cannot import the work {name!r}: {what}.") from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]
+        how = f" Modules are looked for in the working directory, {Path.cwd()}." if missing else ""
+        raise FleetError(f"Cannot import the work {name!r}: {what}.{how}") from error
 
 
 def _from_file(path: Path) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from grue.cli.init import _say_what_is_next
 from grue.cli.saying import for_this_python, say_json, shown_argument
 
 NEW_EMOJI, TURNED, TAG = "\U0001fae9", "\u202e", "\U000e0041"
@@ -39,3 +40,11 @@ def test_a_package_is_installed_for_the_python_that_runs(
 
 def test_a_path_that_begins_with_a_dash_is_no_option() -> None:
     assert [shown_argument(Path(path)) for path in ("-run", "a b", "/-x")] == ["./-run", "'a b'", "/-x"]
+
+
+def test_init_prints_a_folder_that_begins_with_a_dash_for_cd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _say_what_is_next(Path("-bot"))
+    assert "  cd ./-bot\n" in capsys.readouterr().out

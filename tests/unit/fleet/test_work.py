@@ -57,7 +57,11 @@ def test_scripts_of_one_name_in_two_folders_are_told_apart(tmp_path: Path) -> No
     ("name", "words"),
     [
         ("chess", "names no function: write module:function, or one of zork"),
-        ("no_such_module:play", "Cannot import the work 'no_such_module:play': No module named"),
+        (
+            "no_such_module:play",
+            "Cannot import the work 'no_such_module:play': No module named 'no_such_module'."
+            f" Modules are looked for in the working directory, {Path.cwd()}.",
+        ),
         ("grue.errors:play", "grue.errors has no function 'play'"),
         ("/no/such.py:play", "There is no file /no/such.py"),
     ],
