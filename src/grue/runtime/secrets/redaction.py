@@ -172,7 +172,7 @@ _LONG_PROBE = 16  # fewest bytes of a long probe; such a run of letters and digi
 
 
 class _SecretIndex(NamedTuple):
-    """The registered secrets, the longest first, and parts of them (probes) for a quick first search.
+    """The registered secrets, the longest first, and parts of their forms (probes) for a quick test.
 
     The `long_probes` have only letters and digits. They are searched for only if the text, with each letter
     and digit replaced by `a`, has `shortest_run`. A form with line breaks has a probe of `in_lines`.
