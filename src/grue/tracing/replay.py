@@ -347,7 +347,7 @@ class Connections:
                 # It answers a `CloseSession`. If the session was still connecting, the turn's time ran out.
                 # The close of a session that was cancelled has no cause.
                 connecting.discard(envelope.sender)
-        # Sessions that are still connecting were cancelled: learn nothing from them.
+        # Sessions that are still connecting were cancelled or killed: learn nothing from them.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
 
 

@@ -112,8 +112,8 @@ class _Rows:
         self._episode = episode
         # By number of the message that began the turn; the float is its time `t`, which is monotonic.
         self._turns: dict[int, tuple[float, TurnRow]] = {}
-        # By number of the `RequestCompletion`; for a dropped reply, by number of the `DropCompletion`.
-        self._requests: dict[int, RequestRow] = {}
+        self._requests: dict[int, RequestRow] = {}  # by number of the `RequestCompletion`
+        self._dropping: dict[int, int] = {}  # number of a `DropCompletion` -> of its `RequestCompletion`
         # By turn number. The end of a resumed turn also counts what happened before it was parked. These
         # earlier counts are subtracted, so that each row has only its own.
         self._parked: dict[int, m.TurnParked] = {}
@@ -140,8 +140,11 @@ class _Rows:
                 )
             case m.DropCompletion():
                 self._drop(envelope.seq, body)
-            case m.CompletionReceived() | m.CompletionFailed() | m.ReplyDropped() if cause in self._requests:
-                yield _answered(self._requests.pop(cause), body)
+            case m.CompletionReceived() | m.CompletionFailed() | m.ReplyDropped():
+                # A reply may come after the `DropCompletion`: then the row shows the reply and its cost.
+                row = self._requests.pop(self._dropping.pop(cause, cause), None)
+                if row is not None:
+                    yield _answered(row, body)
             case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() if cause in self._turns:
                 began_t, turn = self._turns.pop(cause)
                 turn.duration_s = round(envelope.t - began_t, 6)
@@ -158,11 +161,9 @@ class _Rows:
         yield from self._requests.values()
 
     def _drop(self, seq: int, drop: m.DropCompletion) -> None:
-        """Keep the dropped request's row under `seq`, the number of `drop`, where `ReplyDropped` finds it."""
         for asked, row in self._requests.items():
             if (row.conversation, row.request) == (drop.conversation, drop.request):
-                self._requests[seq] = self._requests.pop(asked)
-                return
+                self._dropping[seq] = asked
 
     def _call(self, turn: TurnRow, record: m.ToolCallRecord) -> CallRow:
         return CallRow(

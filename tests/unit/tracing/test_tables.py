@@ -6,7 +6,13 @@ import pytest
 
 from grue.messages import (
     CallId,
+    CompletionReceived,
+    ConversationId,
+    DropCompletion,
     Interrupted,
+    OfferTools,
+    ReplyDropped,
+    RequestCompletion,
     Resumption,
     RunTurn,
     ToolCallRecord,
@@ -22,7 +28,7 @@ from grue.tracing.counts import count_episode
 from grue.tracing.overview import Overview
 from grue.tracing.reading import open_episode
 from grue.tracing.stats_table import summary
-from grue.tracing.tables import CallRow, TurnRow, trace_rows
+from grue.tracing.tables import CallRow, RequestRow, TurnRow, trace_rows
 
 pytestmark = pytest.mark.made_up_trace
 
@@ -38,6 +44,28 @@ def test_a_turn_lasts_as_long_as_it_took_also_if_the_wall_clock_was_set_back(tmp
     (row,) = trace_rows(tmp_path / "trace.jsonl", "e")
     assert isinstance(row, TurnRow)
     assert (row.began_at, row.duration_s) == (1000.0, 2.5)
+
+
+@pytest.mark.parametrize("late_reply", [True, False])
+def test_a_dropped_request_has_one_row_with_its_cost_also_if_its_reply_still_comes(
+    tmp_path: Path, late_reply: bool
+) -> None:
+    name, usage = ConversationId("turn-1"), Usage(input_tokens=7)
+    recorder = Recorder()
+    with TraceWriter(tmp_path / "trace.jsonl", episode="e") as writer:
+        recorder.add(writer)
+        request = RequestCompletion(conversation=name, request=1, new=(), mode=OfferTools())
+        asked = recorder.record(request, sender="agent", receiver="llm", turn=1)
+        drop = DropCompletion(conversation=name, request=1, reason="a tool has changed")
+        dropping = recorder.record(drop, sender="agent", receiver="llm", turn=1)
+        if late_reply:
+            reply = CompletionReceived(request=1, content="x", usage=usage)
+            recorder.record(reply, sender="llm", receiver="agent", turn=1, cause=asked.seq)
+        dropped = ReplyDropped(request=1, usage=Usage() if late_reply else usage)
+        recorder.record(dropped, sender="llm", receiver="agent", turn=1, cause=dropping.seq)
+    (row,) = trace_rows(tmp_path / "trace.jsonl", "e")
+    assert isinstance(row, RequestRow)
+    assert (row.outcome, row.input_tokens) == ("received" if late_reply else "dropped", 7)
 
 
 def record(call_id: str) -> ToolCallRecord:
