@@ -15,6 +15,7 @@ from rows import first_of
 from transport_servers import faulty
 
 from grue import (
+    Conversation,
     FailurePolicy,
     HttpServer,
     LlmSettings,
@@ -27,10 +28,11 @@ from grue import (
     ToolSearch,
     TurnOutcome,
     TurnRequest,
+    parked_turns,
 )
 from grue.cli.doctor import saved_when_called
 from grue.engine.outside_turns.tool_client import ToolClient
-from grue.errors import ApprovalPending, MCPConfigError, MCPServerStartupError
+from grue.errors import ApprovalPending, MCPConfigError, MCPServerStartupError, NothingToResume
 from grue.messages import (
     CallTools,
     ConnectFailed,
@@ -479,6 +481,58 @@ def test_a_parked_turn_has_started_nothing_and_starts_what_is_approved(
         outcome = told.runner.resume(trace, [questions[0].approve()])
         assert told.started == ["a"]
         assert [call.settlement for call in outcome.tool_calls] == ["returned"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verdict", ["approve", "deny"])
+@pytest.mark.parametrize("in_conversation", [True, False])
+def test_a_resumed_turn_is_over_if_a_required_server_does_not_start_for_a_later_reply(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...], verdict: str, in_conversation: bool
+) -> None:
+    servers = {"a": waiting("a"), "b": waiting("b", "--exit-at", "initialize", required=True)}
+    seen_before(servers, listed)
+    policy = ToolPolicy(rules=(ToolRule(tools=("a.echo",), verdict="ask"),), parking=True)
+    trace, file = tmp_path / "parked.jsonl", tmp_path / "talk.jsonl"
+    with Told(servers, echo("a"), tool_policy=policy, trace=trace) as told:
+        talk = told.runner.conversation("s", path=file) if in_conversation else None
+        with pytest.raises(ApprovalPending) as pending:
+            told.turn() if talk is None else talk.ask("u")
+        if talk is not None:
+            talk.close()
+        decisions = [getattr(question, verdict)() for question in pending.value.questions]
+    with Told(servers, echo("b"), "done", tool_policy=policy) as told:
+        with pytest.raises(MCPServerStartupError, match="b"):
+            told.runner.resume(trace, decisions)
+        assert parked_turns(trace) == []
+        with pytest.raises(NothingToResume, match="it ended"):
+            told.runner.resume(trace, decisions)
+        if in_conversation:
+            assert Conversation.from_trace(trace, told.runner).parked_turn is None
+            with Conversation.load(file, told.runner) as talk:
+                assert talk.parked_turn is None
+                assert talk.ask("u").response == "done"
+
+
+@pytest.mark.slow
+def test_a_resumed_turn_stays_parked_if_the_approved_calls_server_does_not_start(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...]
+) -> None:
+    servers = {"a": waiting("a"), "b": waiting("b", "--exit-at", "initialize", required=True)}
+    seen_before(servers, listed)
+    policy = ToolPolicy(rules=(ToolRule(tools=("*.echo",), verdict="ask"),), parking=True)
+    trace, file = tmp_path / "parked.jsonl", tmp_path / "talk.jsonl"
+    with (
+        Told(servers, echo("a", "b"), tool_policy=policy, trace=trace) as told,
+        told.runner.conversation("s", path=file) as talk,
+        pytest.raises(ApprovalPending) as pending,
+    ):
+        talk.ask("u")
+    first, second = pending.value.questions
+    with Told(servers, "done", tool_policy=policy) as told, Conversation.load(file, told.runner) as talk:
+        with pytest.raises(MCPServerStartupError, match="b"):
+            talk.resume([first.deny(), second.approve()])
+        assert (talk.parked_turn, len(talk.questions), len(parked_turns(trace))) == (1, 2, 1)
+        assert talk.resume([first.deny(), second.deny()]).response == "done"
 
 
 @pytest.mark.slow

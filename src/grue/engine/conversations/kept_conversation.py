@@ -9,7 +9,7 @@ which is also written to the conversation's file, says whether the open turn is 
 | parked | `turn(resumed=True)` | the turn goes on |
 | parked | `abandon` | calls that the turn has not made are answered "not called" |
 | parked | `branch` | the same, but only in the branch |
-| resumed | the turn cannot begin, or fails because a server does not start | the turn is parked again |
+| resumed | the turn cannot begin, or as `is_parked_still` says | the turn is parked again |
 | running | the host is killed; then a new turn | the open turn's calls are answered "interrupted" |
 | running | the host is killed; then `catch_up` | the turn's entries are read from the trace; it is parked |
 """
@@ -587,7 +587,7 @@ class KeptConversation:
         self.results.end(() if end is None else end.tool_calls)
         if isinstance(end, m.TurnParked) and self.open_turn is not None:
             self._mark(replace(self.open_turn, state="parked", questions=end.questions, untold=end.untold))
-        elif parked is not None and (not turn.ran or is_parked_still(end)):
+        elif parked is not None and (not turn.ran or is_parked_still(end, parked)):
             self._mark(parked)
         else:
             if turn.ran:
@@ -641,9 +641,14 @@ def given_up(mark: TurnMark | None) -> m.TurnParked | None:
     return m.TurnParked(turn=mark.turn, untold=mark.untold)
 
 
-def is_parked_still(end: object) -> bool:
-    """Return whether `end` reports a failed server; then a resumed turn stays parked."""
-    return isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)
+def is_parked_still(end: object, parked: TurnMark | m.TurnParked) -> bool:
+    """Return whether a server did not start for a resumed turn, before it sent a call or used a reply."""
+    if not (isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)):
+        return False
+    # A call of a later reply, or a call that was sent, has another answer than while the turn was parked.
+    changed = {each.call_id for each in end.untold if each not in parked.untold}
+    not_sent = ("skipped", "rejected", "denied")
+    return changed <= {each.call_id for each in end.tool_calls if each.settlement in not_sent}
 
 
 def taken_up(

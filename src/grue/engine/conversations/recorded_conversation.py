@@ -262,7 +262,7 @@ class TalkReader:
         if isinstance(end, m.TurnParked):
             talk.parked = end
             self._mark(talk, envelope)
-        elif resumed and is_parked_still(end):
+        elif resumed and is_parked_still(end, resumed.parked):
             talk.parked = resumed.parked
         else:
             self._step(name, envelope)
@@ -401,14 +401,15 @@ class RecordedTurn:
 
     @property
     def parked(self) -> m.TurnParked | None:
-        """How the turn is parked; `None`: it is not. A resumed turn stays so if a server does not start."""
-        match self.end:
-            case m.TurnParked() as parked:
-                return parked
-            case m.TurnFailed(failure=m.ServerFailure()) if self.run.resumed is not None and not self.called:
-                return self.run.resumed.parked
-            case _:
-                return None
+        """How the turn is parked; `None`: it is not. A resumed turn may be parked still."""
+        resumed, end = self.run.resumed, self.end
+        if isinstance(end, m.TurnParked):
+            return end
+        if resumed is None or self.called or not is_parked_still(end, resumed.parked):
+            return None
+        # Without a history, `TurnFailed.untold` does not show that the model has replied again.
+        asked = end.requests if isinstance(end, m.TurnFailed) else 0
+        return None if resumed.parked.calls and asked > resumed.parked.requests else resumed.parked
 
     def resumption(self, path: str | PathLike[str]) -> m.Resumption:
         """Return how far the turn has come.
