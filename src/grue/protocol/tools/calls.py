@@ -5,8 +5,8 @@
 - Calls are made one at a time, because a server may handle concurrent requests in any order.
 - After a timeout the rest of the batch is skipped, because the server may still be at work on the call,
   unless `FailurePolicy(after_timeout="continue")`. It is also skipped after the server's death.
-- A call that an earlier process has sent (`ServerCall.task`) is not sent again. If the server has died or no
-  longer knows the task, the answer to the call says that the call may have taken effect.
+- A call that an earlier process has sent (`ServerCall.task`) is not sent again. If the server does not run or
+  does not know the task, the answer to the call says that the call may have taken effect.
 - A call is not sent if the tool does not accept its arguments, or has changed since the call was allowed. It
   is settled by a `ToolSkipped` that is `refused`, and the batch goes on.
 - Every call gets exactly one settlement, unless the session is cancelled.
