@@ -142,7 +142,7 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         return wanted if wanted is None else min(wanted, self.max_output_tokens or wanted)
 
     def sampled(self, settings: ModelSettings) -> dict[str, object]:
-        """Return those sampling settings that have a value and that the endpoint accepts, by name."""
+        """Return the sampling fields that have a value and that the endpoint accepts, by name."""
         fields: dict[str, object] = {
             "temperature": settings.temperature,
             "top_p": settings.top_p,

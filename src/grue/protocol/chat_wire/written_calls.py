@@ -110,7 +110,7 @@ _Found: TypeAlias = tuple[list[WrittenCall], int]
 
 
 class _Unreadable(Exception):  # noqa: N818 - never leaves this module
-    """A written call is incomplete, or does not follow its syntax exactly."""
+    """Written calls are incomplete, do not follow their syntax exactly, or are too many."""
 
 
 def split_thoughts(text: str) -> tuple[str, str]:
