@@ -180,7 +180,9 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
                 if not (response.is_success or asks_for_token(response)):
                     response = await _answer(client, server.url)
     except httpx2.RequestError as error:
-        raise LoginRefused(f"'{server.name}' at {server.address} cannot be reached: {error}") from error
+        late = isinstance(error, httpx2.TimeoutException)  # its text is empty
+        what = f"no answer within {_ASK_S:g} s" if late else error
+        raise LoginRefused(f"'{server.name}' at {server.address} cannot be reached: {what}") from error
     if asks_for_token(response):
         return response
     text = f"'{server.name}' at {server.address} does not ask for a login (HTTP {response.status_code})."

@@ -1,13 +1,17 @@
-"""The page that a browser gets after a login."""
+"""The page that a browser gets after a login, and a server that says nothing."""
 
 import http.client
+import socket
 import urllib.error
 import urllib.request
 from urllib.parse import quote
 
+import anyio
 import pytest
 
-from grue.transports.mcp.login import Loopback, _Handler
+from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp import login
+from grue.transports.mcp.login import LoginRefused, Loopback, _Handler
 
 
 def test_what_an_authorization_server_says_is_text_on_the_page() -> None:
@@ -76,3 +80,11 @@ def test_a_connection_that_a_browser_breaks_off_prints_nothing(capfd: pytest.Cap
         except ConnectionResetError:
             loopback.handle_error(None, ("127.0.0.1", 1))
     assert capfd.readouterr().err == ""
+
+
+def test_a_server_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(login, "_ASK_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = HttpServer(name="far", url=f"http://127.0.0.1:{silent.getsockname()[1]}/mcp")
+        with pytest.raises(LoginRefused, match=r"cannot be reached: no answer within 0\.1 s$"):
+            anyio.run(login._refusal, server)
