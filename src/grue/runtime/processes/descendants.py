@@ -30,7 +30,7 @@ if sys.platform == "linux":
     import resource
 
 _BASE = 4 * 10**18  # the smallest mark: the digit 4, then nine digits for the host and nine for the server
-_FEWEST_MARKS = 10**6  # fewest values for `digits`; a host in another host's server has fewer than that host
+_FEWEST_MARKS = 10**6  # nothing is marked if `digits` has fewer values; in another host's server it has fewer
 _FEW_IDS = 64
 _IDS_PER_S = 20_000  # assumed to be more process ids than a system assigns
 
