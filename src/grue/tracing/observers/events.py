@@ -249,7 +249,7 @@ _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}  # names re
 
 
 class LoggerObserver:
-    """An observer that logs each event: its text as the message, its type and fields as record attributes.
+    """An observer that logs each event: its text as the message, all else but the time as record attributes.
 
     Args:
         logger: A logger, or any object with a logger's methods `info`, `warning` and `error`.
