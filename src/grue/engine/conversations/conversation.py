@@ -190,8 +190,8 @@ class Conversation(Closing):
             ApprovalPending: The policy asks about a tool call, and the turn was parked. Go on with `resume`.
             ConversationParked: An earlier turn is parked. Nothing was started.
             ConversationBusy: Another turn continues the conversation. Nothing was started.
-            ConversationError: The runner's model is a factory whose actors cannot continue a conversation
-                (`grue.hosting.LendingFactory`). Or the file cannot be written: `save` to another one.
+            ConversationError: The runner's `llm` is a factory that is no `grue.hosting.LendingFactory`. Or
+                the file cannot be written: `save` to another one.
             MCPError: As `Runner.run_turn`. What was said in the turn is kept.
             KeyboardInterrupt: Ctrl-C was pressed. What was said in the turn is kept.
         """

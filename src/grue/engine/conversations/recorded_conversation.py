@@ -401,7 +401,7 @@ class RecordedTurn:
 
     @property
     def parked(self) -> m.TurnParked | None:
-        """How the turn is parked; `None`: it is not. A resumed turn may be parked still."""
+        """How the turn is parked, perhaps still after a resumption (`is_parked_still`); `None`: it is not."""
         resumed, end = self.run.resumed, self.end
         if isinstance(end, m.TurnParked):
             return end
