@@ -170,7 +170,7 @@ class ToolRoutes(Struct, frozen=True):
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
-    """Return the names by which tools are listed and called."""
+    """Return tools by the names that list them and by those that call them."""
     tools = tuple(tools)
     bare: dict[str, m.ToolDefinition] = {}
     shadowed = []

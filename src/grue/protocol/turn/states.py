@@ -178,7 +178,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return READ_RESULT in self.tools
 
     def count(self, usage: m.Usage) -> Turn:
-        """Add the tokens and cost of a completion."""
+        """Return the turn with the tokens and cost of a completion added."""
         return replace(self, usage=self.usage + usage)
 
     @property

@@ -411,7 +411,7 @@ def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
 
 
 def final_reply(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
-    """Go on after the reply to a request without tools."""
+    """Go on after the reply to a request that offered no tools."""
     if reply.tool_calls:
         return _refuse_calls(turn, phase, reply)
     why = _why_not(reply)
