@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.actors.mcp_session import SessionActor
-from grue.errors import MCPError
+from grue.errors import MCPError, TraceError
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.calls import unlisted_tool
 from grue.protocol.tools.policy import definition_digest
@@ -149,8 +149,7 @@ class OwnedSession:
             case m.ToolSkipped(reason=reason):
                 raise MCPError(reason)
             case None:
-                if self.fault is not None and not isinstance(self.fault, Exception):
-                    raise self.fault
+                self.raise_fault()
                 raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
@@ -164,8 +163,16 @@ class OwnedSession:
             if self.died is not None:
                 raise MCPError(self.died.cause)
             if not self.usable or self._client is None:
+                self.raise_fault()
                 raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
             return await self._client.request(method, params, timeout_s)
+
+    def raise_fault(self) -> None:
+        """Raise the `TraceError`, or the error that is no `Exception`, that has ended the session, if any."""
+        if self.fault is not None and (
+            isinstance(self.fault, TraceError) or not isinstance(self.fault, Exception)
+        ):
+            raise self.fault
 
     async def close(self, *, hurried: bool = False) -> None:
         """Close the session, in any state, and wait until it is closed. Raises an observer's error.

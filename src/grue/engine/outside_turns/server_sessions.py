@@ -155,6 +155,8 @@ class ServerSessions:
             except TimeoutError as error:
                 # The error's text names the limit that was exceeded, which may be the server's own.
                 raise _failed(errors.ToolCallTimedOut, name, tool_results.failure(str(error))) from error
+            except errors.TraceError:
+                raise
             except errors.MCPError as error:
                 raise _failed(errors.ToolServerDied, name, tool_results.call_failed(str(error))) from error
         else:
@@ -187,6 +189,8 @@ class ServerSessions:
         started, error = anyio.current_time(), ""
         try:
             return await session.request(method, params, timeout_s)
+        except errors.TraceError:
+            raise
         except errors.MCPError as failed:
             raised = _request_error(failed, name, method)
             error = str(raised)
@@ -320,8 +324,7 @@ class ServerSessions:
             case m.StartupFailed(failure=failure):
                 return failure, None
             case _:
-                if session.fault is not None and not isinstance(session.fault, Exception):
-                    raise session.fault
+                session.raise_fault()
                 raise errors.MCPError(
                     f"The session with MCP server '{name}' ended: {session.fault or 'it was closed'}"
                 ) from session.fault
