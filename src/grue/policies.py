@@ -546,8 +546,8 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
 
     Attributes:
         first_connect: What follows if the first connect to a server in the episode, or in a resumed turn,
-            fails. `raise`: the turn fails; a resumed turn stays parked. `disable`: it goes on without the
-            server's tools.
+            fails. `raise`: the turn fails; a resumed turn that has made no call and got no reply stays
+            parked. `disable`: the turn goes on without the server's tools.
         first_connects: By server name, values that apply instead of `first_connect`. The runner adds servers
             that are configured with `required`, or to start when they are called.
         connect_retries: Further attempts in a turn to connect to a server that was connected before.

@@ -126,7 +126,7 @@ def _check_list(file: BufferedReader) -> None:
     if at < 0 or at + _END.size > len(tail):
         raise MCPConfigError("It is not a zip file.")
     _, _, _, _, count, size, _, _ = _END.unpack_from(tail, at)
-    # ZIP64 is refused, because `zipfile` reads the number of files of such an archive from another place.
+    # ZIP64 is refused, because `zipfile` reads the size of such an archive's list from another place.
     if tail[max(0, at - _LOCATOR_BYTES) :].startswith(_LOCATOR_MARK):
         raise MCPConfigError("It is a ZIP64 file. Pack its files into an ordinary zip file.")
     if size > _MOST_LISTED:
