@@ -65,7 +65,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
     Attributes:
         end: How the last turn ended, if the host has not used its result yet; `None`: no turn has ended, the
             host has used the result, or the turn has to be run again.
-        spent: Requests, tokens and cost of all turns, including an interrupted turn, but not a parked turn.
+        spent: Requests, tokens and cost of all turns, including interrupted ones, but not parked ones.
         tool_calls: Number of tool calls in all turns that have ended.
         connections: The state of the connection to each tool server, for `Runner.remember`.
         listings: The tools that each server last listed when a session opened, for `Runner.remember`.
@@ -115,7 +115,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         """
         path = Path(path)
         past: Self | None = None
-        unended = Spent()
+        unended: dict[int, Spent] = {}  # by turn: the turns of a `map` are interleaved
         last_end: EpisodeEnvelope | None = None
         for envelope in open_episode(path):
             if isinstance(envelope.body, (EpisodeStarted, *needed)):
@@ -126,12 +126,13 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 begun: Any = envelope.body  # its class is checked below
                 past = cls(started=begun, conditions=begun.conditions)
             elif past is not None:
-                unended = past.take(envelope, unended)
+                unended[envelope.turn] = past.take(envelope, unended.get(envelope.turn, Spent()))
         if past is None:
             raise TraceError(f"{path} cannot be resumed: its episode had not begun. Start a new one.")
         if past.end is not None and last_end is not None and past.end is last_end.body:
             _check_whole(path, last_end)
-        past.spent = past.spent.plus(unended.requests, unended.usage)
+        for each in unended.values():
+            past.spent = past.spent.plus(each.requests, each.usage)
         if not isinstance(past.started, started):
             raise TraceError(f"{path} cannot be resumed: another program has recorded its episode.")
         if past.ended is not None and past.ended.reason in over and has_result(path, past.ended):
@@ -150,7 +151,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         """
 
     def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
-        """Read the next envelope. `unended` is what the unfinished turn has spent; return its new value."""
+        """Read the next envelope. `unended` is what its turn has spent so far; return the new value."""
         self.lasted_s = envelope.t
         unended = self._take_message(envelope, unended)
         self.take_fact(envelope)

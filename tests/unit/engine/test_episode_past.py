@@ -90,6 +90,23 @@ def test_an_unfinished_turn_is_paid_for(tmp_path: Path) -> None:
     assert read.end == LATE
 
 
+def test_turns_that_ran_at_the_same_time_are_each_paid_for_once(tmp_path: Path) -> None:
+    """Of three turns of a `map`, the second is cut off; the third is run again after a resume."""
+    recorder = Recorder()
+    recorder.add(writer := TraceWriter(tmp_path / "trace.jsonl", episode="e"))
+    recorder.record(STARTED, sender="host")
+    for turn in (1, 2, 3):
+        recorder.record(run(turn), sender="host", receiver="agent", turn=turn)
+        recorder.record(ASK, sender="agent", receiver="llm", turn=turn)
+    recorder.record(ASK, sender="agent", receiver="llm", turn=1)
+    recorder.record(DONE, sender="agent", receiver="host", turn=1)
+    recorder.record(run(3), sender="host", receiver="agent", turn=3)
+    again = msgspec.structs.replace(DONE, turn=3)
+    recorder.record(again, sender="agent", receiver="host", turn=3)
+    writer.close()
+    assert OfficePast.read(tmp_path).spent == Spent(requests=2 + 1 + 1 + 2, usage=USAGE + USAGE)
+
+
 def test_a_reply_that_an_unfinished_turn_dropped_is_paid_for(tmp_path: Path) -> None:
     read = past(tmp_path, STARTED, run(), ASK, ReplyDropped(request=1, usage=USAGE), ASK)
     assert read.spent == Spent(requests=2, usage=USAGE)

@@ -118,10 +118,12 @@ def write(folder: Path, *bodies: Any) -> Path:
     recorder = Recorder(secrets={"TOKEN": SECRET})
     writer = TraceWriter(folder / "trace.jsonl", episode="e-1")
     recorder.add(writer)
+    turn = 0
     for body in bodies:
         sender = "agent" if isinstance(body, RequestCompletion) else "host"
         receiver = "agent" if isinstance(body, CompletionReceived) else "trace"
-        recorder.record(body, sender=sender, receiver=receiver, turn=getattr(body, "turn", 0))
+        turn = getattr(body, "turn", turn)
+        recorder.record(body, sender=sender, receiver=receiver, turn=turn)
     writer.close()
     return folder
 
