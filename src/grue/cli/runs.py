@@ -40,7 +40,9 @@ def list_runs(folder: Path | None) -> None:
         written, size = _time_and_size(path)
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
         outcome = _outcome(path)
-        if not outcome and size <= readable:
+        if not outcome and size > readable:
+            outcome = f"not read, as these traces are long; see {GRUE} trace stats {shown_argument(path)}"
+        elif not outcome:
             readable -= size
             outcome = _outcome_of_trace(path)
         say(f"{shown_path(path):{width}}  {when}  {outcome}".rstrip())

@@ -109,6 +109,7 @@ class _TurnCounts:
         return stats.TurnStats(
             started=self._started,
             outcomes={**outcomes, **({"unfinished": unfinished} if unfinished else {})},
+            open=sum(not outcome for outcome in self._last.values()),
             parkings=self._parkings,
             iterations=self._iterations,
             duration=stats.Durations.of(self._durations),

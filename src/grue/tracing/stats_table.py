@@ -148,7 +148,7 @@ def _server_rows(stats: EpisodeStats) -> list[Row]:
 
 
 def _endings(server: ServerStats) -> str:
-    parts = [f"{count} {ending}" for ending, count in server.endings.items()]
+    parts = [f"{count} {ending}" for ending, count in server.endings.items() if ending != "none"]
     if server.spares:
         parts.append(f"{server.spares} opened ahead")
     if server.spares_lost:
@@ -206,7 +206,7 @@ def _ending(stats: EpisodeStats) -> str:
         return f"{reason}{result}, {after}: {detail}"
     if stats.hosted:
         return f"{after}; its host recorded no end: it was killed, or is still running"
-    if stats.turns.outcomes.get("unfinished"):
+    if stats.turns.open:
         return f"{after}, in the middle of a turn: it was cancelled, its program was killed, or it still runs"
     return after if stats.messages else f"{after}; nothing was recorded"
 

@@ -1,5 +1,6 @@
 """The list of episodes where a folder cannot be read, and what the module loads."""
 
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from grue.cli import runs
 from grue.cli.runs import holds, list_runs, traces_in
 from grue.errors import MCPConfigError
 from grue.runtime.trace.format import TRACE_FILE
@@ -70,6 +72,21 @@ def test_only_without_a_folder_the_working_directory_is_listed_too(
     listed = capsys.readouterr().out
     assert "runs/one" in listed
     assert "beside" not in listed
+
+
+def test_of_long_traces_the_latest_are_read_and_the_others_are_said_to_be_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runs, "_MOST_READ_BYTES", 100)
+    for when, name in enumerate(("old", "new")):
+        trace = tmp_path / name / TRACE_FILE
+        trace.parent.mkdir()
+        trace.write_bytes(b'{"trace":"grue","format":2,"episode":"one","started_at":0}\n')
+        os.utime(trace, (when, when))
+    list_runs(tmp_path)
+    new, old, _ = capsys.readouterr().out.splitlines()
+    assert "not finished: 0 turns" in new
+    assert f"not read, as these traces are long; see grue trace stats {tmp_path / 'old'}" in old
 
 
 @pytest.mark.slow

@@ -87,6 +87,20 @@ def test_turns_are_counted_by_outcome_with_their_durations(file: TraceFile) -> N
     assert (slowest.requests, slowest.tool_calls, slowest.phases.tools_s) == (2, 1, 8.0)
 
 
+def test_a_turn_that_a_resumed_batch_runs_again_is_not_open_at_the_end(file: TraceFile) -> None:
+    tape = Chain(file)
+    tape.say(RunTurn(turn=1, system="s", user="u"), turn=1)
+    turn(tape, 2, "look")
+    killed = count_episode(file.read())
+    assert killed.turns.open == 1
+    assert "in the middle of a turn" in summary(killed)[-1]
+    turn(tape, 1, "look")
+    resumed = count_episode(file.read())
+    assert resumed.turns.outcomes == {"answered": 2, "unfinished": 1}
+    assert resumed.turns.open == 0
+    assert "in the middle of a turn" not in summary(resumed)[-1]
+
+
 def test_of_turns_that_took_as_long_the_earlier_ones_are_kept(file: TraceFile) -> None:
     tape = Tape(file)
     for number in range(1, 9):
