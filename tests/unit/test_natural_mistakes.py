@@ -47,6 +47,7 @@ from grue.hosts.skill_agent import load_config
 from grue.messages import AssistantReply, UserText
 from grue.testing import assert_prefix_stable, replay
 from grue.testing.llm_replies import completion, error_reply, refusal_reply, tool_calls_reply
+from grue.testing.llm_server import ScriptedLlmServer
 from grue.testing.offline import offline_endpoint, reply_in_chat
 
 LLM = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
@@ -110,6 +111,11 @@ def test_a_runner_refuses_what_is_no_model_and_no_server(arguments: dict[str, An
     with pytest.raises(MCPConfigError) as refused:
         Runner(**{"llm": LLM, **arguments})
     assert says in str(refused.value)
+
+
+def test_a_scripted_model_in_place_of_its_settings_is_refused_and_the_settings_are_named() -> None:
+    with ScriptedLlmServer([]) as model, pytest.raises(MCPConfigError, match=r"Pass its `settings`\.$"):
+        Runner(llm=model)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("limit", ["requests", "tokens", "cost_usd"])

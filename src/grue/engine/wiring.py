@@ -206,9 +206,10 @@ def _endpoint(llm: object) -> LlmEndpoint:
         if "://" in llm:
             what, form = "URL", f"base_url={shown_endpoint(llm)!r}, model=..."
         raise MCPConfigError(f"llm= wants settings, not the {what} alone: llm=LlmSettings({form}).")
+    of_server = isinstance(getattr(llm, "settings", None), LlmSettings)  # such as a `ScriptedLlmServer`
     raise MCPConfigError(
         "llm= wants LlmSettings(base_url=..., model=...), an LlmEndpoint, or an LlmFactory, which takes three"
-        f" arguments, not {shown(llm)}."
+        f" arguments, not {shown(llm)}.{' Pass its `settings`.' if of_server else ''}"
     )
 
 

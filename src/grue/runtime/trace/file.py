@@ -138,7 +138,9 @@ class LineQueue:
             self._told = True
             raise TraceError(self._refusal)
         if self._closed:
-            raise TraceError(f"The {self._file.what} {self._file.path} is closed.")
+            raise TraceError(
+                f"The {self._file.what} {self._file.path} is closed. Make a new runner or writer."
+            )
 
     def _leave_to_parent(self) -> None:
         self._closed = True

@@ -139,7 +139,7 @@ def test_a_closed_writer_says_so(path: Path) -> None:
     writer = TraceWriter(path, episode="e")
     recorder = recording(writer)
     writer.close()
-    with pytest.raises(TraceError, match="is closed"):
+    with pytest.raises(TraceError, match=r"is closed\. Make a new runner or writer\."):
         recorder.record(Counted(1), sender="x")
     with pytest.raises(TraceError, match="is closed"):
         writer.flush()
