@@ -108,7 +108,8 @@ def run(
     exit status is 1 if an episode is left without a result.
 
     After Ctrl-C no further episodes are started, and the command ends with
-    status 1 when the running ones have ended. A second Ctrl-C cancels them.
+    status 1 when the running ones have ended. A second Ctrl-C cancels them, and a
+    third one ends the command at once.
     """
     from grue.cli.fleet import print_plan, run_fleet
 
