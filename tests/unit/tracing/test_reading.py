@@ -46,9 +46,15 @@ def test_a_run_folder_stands_for_the_trace_in_it(path: Path) -> None:
         assert [envelope.body for envelope in read_episode(given).envelopes] == [STARTED]
 
 
-def test_a_folder_without_a_trace_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"Cannot read the trace file .*trace\.jsonl: No such file"):
-        open_episode(tmp_path)
+def test_a_folder_without_a_trace_is_one_sentence_and_may_hold_runs(tmp_path: Path) -> None:
+    (folder := tmp_path / "my runs").mkdir()
+    with pytest.raises(
+        TraceError, match=r"Cannot read the trace file .*trace\.jsonl: No such file"
+    ) as refused:
+        open_episode(folder)
+    assert f"`grue runs '{folder}'` lists the runs." in str(refused.value)
+    with pytest.raises(TraceError, match="`grue runs` lists the runs"):
+        open_episode(tmp_path / "none")
 
 
 def test_a_cut_line_is_said_after_the_iteration(path: Path) -> None:

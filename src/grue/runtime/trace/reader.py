@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -254,7 +255,11 @@ def _opened(path: Path) -> BinaryIO:
             raise  # a signal handler of the program has raised it
         text = f"Cannot read the trace file {path}: {error.strerror}."
         if isinstance(error, FileNotFoundError):
-            text += " Name a run folder or a trace file; `grue runs` lists the runs."
+            holds_runs = (
+                path.name == fmt.TRACE_FILE and path.parent.is_dir()
+            )  # such as the folder of `trace="runs"`
+            where = f" {shlex.quote(str(path.parent))}" if holds_runs else ""
+            text += f" Name a run folder or a trace file; `grue runs{where}` lists the runs."
         raise TraceError(text) from error
 
 
