@@ -125,7 +125,7 @@ def test_a_budget_ends_the_fleet_and_a_larger_one_goes_on(
 def test_what_is_wrong_is_refused_before_anything_starts(tmp_path: Path, folder: Path) -> None:
     rows = [
         (("--where", "speed = 1"), "The names are trace, turn, outcome"),
-        (("--where", "turn > x"), "'x' is no number"),
+        (("--where", "turn > x"), "'x' is no whole number"),
         (("--where", "answer > 1"), "answer is no number"),
         (("--where", "user ~ ("), "unterminated"),
         (("--where", "turn > 99"), "no recorded turn"),
@@ -174,19 +174,20 @@ def test_a_condition_may_name_a_tool_with_or_without_the_prefix_of_agent_loops(r
     [
         "turn != 1 AND calls > 2",
         "calls != two",
+        "turn != nan",
         "turn == 1",
         "outcome = answred",
         "outcome != failed or parked",
     ],
 )
 def test_a_condition_that_no_turn_or_each_would_meet_is_refused(refused: str) -> None:
-    with pytest.raises(FleetError, match=r"is no (number|outcome)"):
+    with pytest.raises(FleetError, match=r"is no (whole number|outcome)"):
         condition(refused)
 
 
 def test_numbers_are_compared_as_numbers() -> None:
     turn = TurnToFork(trace="t", turn=12)
-    assert condition("turn = 12.0 and turn != 1 and turn ~ ^1 and calls = 0 and outcome = ")(turn)
+    assert condition("turn = 12 and turn != 1 and turn ~ ^1 and calls = 0 and outcome = ")(turn)
 
 
 @pytest.mark.slow

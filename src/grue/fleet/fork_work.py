@@ -167,14 +167,14 @@ def condition(written: str) -> Callable[[TurnToFork], bool]:
 
 def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToFork], bool]:
     said = f"--where {written!r:.200}:"
-    read = float if name in _NUMBERS and sign != "~" else str
+    read = int if name in _NUMBERS and sign != "~" else str
     try:
         re.compile(wanted if sign == "~" else "")
         looked_for = read(wanted)
     except re.error as error:
         raise FleetError(f"{said} {wanted!r} is no regular expression: {error}.") from error
     except ValueError as error:
-        raise FleetError(f"{said} {wanted!r} is no number.") from error
+        raise FleetError(f"{said} {wanted!r} is no whole number.") from error
     if sign in "<>" and name not in _NUMBERS:
         raise FleetError(f"{said} {name} is no number, so {sign} says nothing about it.")
     if name == "outcome" and sign != "~" and wanted not in ("", *_OUTCOMES):
