@@ -340,6 +340,7 @@ class MCPConfig(pydantic.BaseModel):
         """Return the configuration of servers with these entries; `source` is their file, if they have one.
 
         `place` gets the path of a wrong value, from the server's name on, and returns the error's prefix.
+        `startup_key` is the entries' key for the time limit of a start: in `agent.yaml`, `timeout_seconds`.
         """
         folder = Path() if source is None else source.parent
         scope = Scope(

@@ -119,7 +119,8 @@ class FleetBudget(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             it can cost, counting each byte of its prompt as a token, fits into the rest of the limit. A
             request whose price or `max_tokens` is unknown starts only if `requests` is set too; its cost is
             counted afterwards, as far as it is known then.
-        tokens: The most tokens of all prompts and replies.
+        tokens: The most tokens of all prompts and replies. A request starts only if its prompt, each byte
+            counted as a token, and its `max_tokens`, if known, fit into the rest of the limit.
         prices: Prices by model's name or pattern (`gpt-*`).
 
     Raises:

@@ -675,8 +675,9 @@ def _turned(found: Interval, lower_is_better: bool) -> Interval:
 
 def cell_axes(settings: Sequence[m.JsonObject], most: int, axes: Sequence[str] = ()) -> list[str]:
     """Return the names of the settings, without `seed`, that split the episodes into at most `most` cells."""
-    # If all differing settings make too many cells, those in `axes` come first, then those with fewer values,
-    # until there would be too many cells or too few cases in a cell for a confidence interval.
+    # If all differing settings make too many cells, take some: those in `axes` first, then those with fewer
+    # values. Stop before there are too many cells or, from the second setting on, too few cases in a cell for
+    # a confidence interval.
     values = _values_of(settings)
     differing = [name for name in values if len(values[name]) > 1 and name not in _NO_CELL]
     if math.prod(len(values[name]) for name in differing) <= most:

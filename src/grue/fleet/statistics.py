@@ -5,8 +5,9 @@ about one document, they form a group, and groups are resampled instead of cases
 
 The 95 % interval of the mean spans a bootstrap interval (BCa: bias-corrected and accelerated), whose
 quantiles are moved outward for few cases, and Student's t interval. In 2,000 simulated sweeps, the bootstrap
-interval contained the true mean in only 89-91 % if the scores have heavy tails, and the t interval in 92 % if
-they are skewed; both together do in 93-97 %. With fewer than 15 cases there is only the exact sign test.
+interval contained the true mean in only 89-91 % with heavy-tailed scores, and the t interval in 92 % with
+skewed ones; the two together did in 93-97 %. With fewer than `LEAST_CASES` groups, callers use only the exact
+sign test.
 """
 
 import math

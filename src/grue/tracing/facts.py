@@ -302,9 +302,10 @@ def register_facts(prefix: str, *kinds: type[Fact], unprefixed: Iterable[type[Fa
 
     Args:
         prefix: The host's name. Tags begin with the prefix and a dot. Only a subclass of `EpisodeStarted`,
-            `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead. A fact with
-            fields that the base lacks is read into the first subclass that declares one of them and fits.
-        kinds: The facts' classes. A class replaces an earlier one of the same module and name.
+            `EpisodeResumed` or `EpisodeEnded` may have the tag of its base class instead.
+        kinds: The facts' classes. A class replaces an earlier one of the same module and name. A recorded
+            `EpisodeStarted` with fields that the base class lacks is read into the first subclass that
+            declares one of them and accepts them all; likewise `EpisodeResumed` and `EpisodeEnded`.
         unprefixed: Classes whose tags may lack the prefix, to read old traces.
 
     Raises:

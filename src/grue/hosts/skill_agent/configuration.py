@@ -34,7 +34,7 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The limits of a run. `None`: no limit.
 
     Attributes:
-        max_turns: How many replies the model may give, including unusable ones.
+        max_turns: How many turns the run may have. Each has a reply, and a second one if that was unusable.
         max_steps: After how many steps no action is carried out. Denied actions and unusable replies count.
         time_limit_seconds: Time limit of the run, not including the time for closing the servers.
         requests: How many completions may be requested from the model. Retries are not counted.

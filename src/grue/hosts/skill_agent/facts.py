@@ -269,7 +269,7 @@ class RunStarted(hosting.EpisodeStarted, frozen=True, kw_only=True, tag="Episode
 
 
 class RunEnded(hosting.EpisodeEnded, frozen=True, kw_only=True, tag="EpisodeEnded"):
-    """A run ends. `turns` is the number of replies, including unusable ones."""
+    """A run ends. `turns` is the number of turns with a reply, also an unusable one."""
 
     reason: EndReason
     steps: int

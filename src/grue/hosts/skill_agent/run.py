@@ -75,7 +75,7 @@ class RunPast(hosting.Past[RunStarted], kw_only=True):
     """The recorded part of a run."""
 
     plan: ActionsPlanned | None = None
-    plans: int = 0  # replies, including unusable ones
+    plans: int = 0  # turns with a reply, also an unusable one
     results: list[StepExecutionResult] = field(default_factory=list)
     begun: int = 0  # the step that was under way when the process ended
     last_turn: int = 0  # the number of the last turn that began; it may not have ended

@@ -2,7 +2,7 @@
 
 A server lists its skills with the digest and size of each file. A model follows the text of a skill, and
 servers write these texts. So a person approves each skill, by a digest that covers all its files. The
-`allowed-tools` of such a skill grant nothing.
+`allowed-tools` of such a skill are ignored: they neither approve nor, with `restrict_tools`, deny a call.
 """
 
 import base64

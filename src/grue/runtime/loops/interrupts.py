@@ -384,7 +384,7 @@ def refuse_reentry() -> None:
         frame = frame.f_back
     begun = frame
     # `_is_handler` reads a frame's local variables, which keeps their values alive for longer. So call it
-    # only if the stack has a frame of grue or of an import.
+    # only if a caller of `begun` is a frame of grue or of an import, which a handler can have interrupted.
     while frame is not None and not is_ours(frame):
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             break
