@@ -255,9 +255,8 @@ def _opened(path: Path) -> BinaryIO:
             raise  # a signal handler of the program has raised it
         text = f"Cannot read the trace file {path}: {error.strerror}."
         if isinstance(error, FileNotFoundError):
-            holds_runs = (
-                path.name == fmt.TRACE_FILE and path.parent.is_dir()
-            )  # such as the folder of `trace="runs"`
+            # A folder of runs, such as that of `trace="runs"`, has no trace of its own.
+            holds_runs = path.name == fmt.TRACE_FILE and path.parent.is_dir()
             where = f" {shlex.quote(str(path.parent))}" if holds_runs else ""
             text += f" Name a run folder or a trace file; `grue runs{where}` lists the runs."
         raise TraceError(text) from error
