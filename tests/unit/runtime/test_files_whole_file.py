@@ -14,6 +14,7 @@ from grue.runtime.files import drafted, replacing, write_whole
 OWN_PROTOCOLS = {
     "fleet/folder.py",
     "testing/faulty_server.py",
+    "cli/run.py",
     "config/bundles.py",
     "transports/llm/batch_folder.py",
     "sandbox/launch.py",
