@@ -29,8 +29,9 @@ default a new folder in runs. Its file trace.jsonl, the trace, has every
 message between agent, model and MCP servers.
 
 Settings are read from pyproject.toml in the working directory, from the
-tables tool.grue.llm, tool.grue.mcp and others. API keys are read from the
-environment, such as OPENROUTER_API_KEY.
+tables tool.grue.llm, tool.grue.mcp and others; those of `grue run` are in its
+AGENT.yaml. API keys are read from the environment, such as
+OPENROUTER_API_KEY.
 
 The exit status is 0 if a command succeeds, and 130 if Ctrl-C interrupted it.
 If it fails, the status is 2 for most faults of an option or a configuration

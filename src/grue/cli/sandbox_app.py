@@ -15,9 +15,11 @@ one, a server can do all that you can. To give a server a sandbox, add a key
 to its entry in mcp_config.json, such as "sandbox": "files". The value is a
 preset, or an object such as `grue sandbox learn` prints. The presets are:
 
-pure: the program can read its own files, such as the interpreter and
-installed packages, and the system's programs, libraries and certificates. It
-can read and write a scratch folder. It has no network.
+pure: the program can read the interpreter, installed packages, and the folder
+or project of its script with all files there, such as a .env; also the
+system's programs, libraries and certificates. It can read and write a scratch
+folder. It has no network. `grue sandbox show` lists the folders; `hide` in the
+sandbox object of mcp_config.json closes files in them.
 
 files: like pure, and the program can read and write its working directory.
 
