@@ -29,6 +29,7 @@ from grue import (
 )
 from grue.cli.app import app
 from grue.errors import ApprovalPending
+from grue.fleet import export
 from grue.fleet.export import EpisodeRow, Samples, trajectory
 from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder, Manifest
 from grue.messages import (
@@ -206,6 +207,25 @@ def test_ctrl_c_ends_a_query_with_130_and_no_traceback(tmp_path: Path) -> None:
         finally:
             query.kill()
     assert (query.returncode, said) == (130, ("", ""))
+
+
+def test_ctrl_c_while_the_statement_is_handed_over_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Struck(export.ThreadPoolExecutor):
+        def submit(self, *args: Any, **how: Any) -> Any:
+            future = super().submit(*args, **how)
+            if "range" in args[1]:
+                signal.raise_signal(signal.SIGINT)
+            return future
+
+    monkeypatch.setattr(export, "ThreadPoolExecutor", Struck)
+    last = tmp_path / "last"
+    long = "select count(*) from range(100000) a, range(20000) b where a.range != b.range"
+    tables = export._Tables({})
+    with tables, pytest.raises(KeyboardInterrupt):
+        tables.run(f"{long}; copy (select 2) to '{last}'")
+    assert not last.exists()
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ from grue.protocol.context.history import items_of
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import openai_call, openai_tool
 from grue.runtime.files import os_errors_as, replacing, write_whole
-from grue.runtime.loops.interrupts import restore_interrupt
+from grue.runtime.loops.interrupts import defer_interrupts, wait_for
 from grue.runtime.trace.format import TRACE_FILE
 from grue.runtime.version import __version__
 from grue.tracing.marks import place_of_marks, read_marks
@@ -507,9 +507,11 @@ class _Tables(contextlib.ExitStack):
 
     def run(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         # In the main thread, a Ctrl-C would be a `RuntimeError` of DuckDB, or would not end the statement.
-        with ThreadPoolExecutor(1) as thread, restore_interrupt():
+        # Deferred, it cannot come in the middle of `submit`, so that nobody would interrupt the statement.
+        with defer_interrupts(), ThreadPoolExecutor(1) as thread:
             answer = thread.submit(self._fetch, sql)
             try:
+                wait_for(answer)
                 return answer.result()
             except self._error as error:
                 raise FleetError(f"DuckDB says: {error}") from error
