@@ -180,14 +180,14 @@ class TurnRecord:
         return self._last.get(key) if any(hints_of(each.annotations).read_only for each in named) else None
 
     def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the next recorded call of this tool with these arguments; `None`: there is none."""
+        """Return the next recorded call of this tool with these arguments; `None`: no call is left."""
         found = self.next(server, tool, arguments)
         if found is not None and self._left.get(found.key):
             self._last[found.key] = self._left[found.key].popleft()
         return found
 
     def of_task(self, task: m.ToolTask) -> RecordedCall | None:
-        """Return the settled call that the server ran as this MCP task; `None`: there is none."""
+        """Return the recorded call that the server ran as this MCP task; `None`: no call has this task."""
         tasks = (each for each in self._calls.values() if each.seq and each.call.task == task)
         return next(tasks, None)
 

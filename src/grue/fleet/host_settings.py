@@ -1,4 +1,4 @@
-"""What the works of the bundled hosts share: settings, model and endpoint, resumption, hashes of files."""
+"""Shared by the bundled hosts' works: settings, model and endpoint, resuming, and digests of files."""
 
 import functools
 import hashlib

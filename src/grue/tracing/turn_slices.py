@@ -33,7 +33,7 @@ class TurnSlice(Struct):
 
     @property
     def cut_off(self) -> bool:
-        """Whether the turn began, has no end or crash, and is not `overtaken`. Its process may have died."""
+        """Whether the trace breaks off in this turn: it has begun, but not ended, and is not `overtaken`."""
         return self.begun and not self.over and not self.overtaken
 
 

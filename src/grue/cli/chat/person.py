@@ -48,7 +48,7 @@ class LineReader:
         self.asks = asks
 
     def read(self) -> str | None:
-        """Return the next input; `None`: there is none. A line that is too long raises `MCPConfigError`."""
+        """Return an input; `None`: the source has ended. Raises `MCPConfigError` if a line is too long."""
         if self.asks:
             sys.stdout.write("> ")
             sys.stdout.flush()

@@ -167,7 +167,7 @@ _LONG = 2**20
 
 
 class TurnPast(Struct, kw_only=True):
-    """What a conversation gives a turn that continues it, and what the turn reports at its end."""
+    """Data that a conversation passes to a turn that continues it, and that the turn passes back."""
 
     history: m.HistoryReference | None = None  # the entries before the turn; `None`: there is no conversation
     entries: Sequence[m.Said | m.AssistantReply] = ()

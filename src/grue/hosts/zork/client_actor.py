@@ -156,7 +156,7 @@ class ClientModel:
 
     @property
     def profile(self) -> WireProfile:
-        """What the client accepts in a request."""
+        """The request fields and message forms that the client accepts."""
         return _SIMPLE_CLIENT if look_alikes.accepts(self.client.chat.completions.create, "name") else _SDK
 
     @property

@@ -176,7 +176,7 @@ class Decided(_TurnFact, frozen=True, kw_only=True):
 
 
 class Remembered(_TurnFact, frozen=True, kw_only=True):
-    """What a move did at a place. At that place, the model is shown the newest of these texts."""
+    """What the agent remembers of a move at `location`. There, the prompt has the newest of these texts."""
 
     location: str
     text: str
