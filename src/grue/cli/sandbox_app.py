@@ -18,8 +18,8 @@ preset, or an object such as `grue sandbox learn` prints. The presets are:
 pure: the program can read the interpreter, installed packages, and the folder
 or project of its script with all files there, such as a .env; also the
 system's programs, libraries and certificates. It can read and write a scratch
-folder. It has no network. `grue sandbox show` lists the folders; `hide` in the
-sandbox object of mcp_config.json closes files in them.
+folder. It has no network. `grue sandbox show` lists the folders; `hide` in
+the sandbox object of mcp_config.json closes files in them.
 
 files: like pure, and the program can read and write its working directory.
 

@@ -220,23 +220,30 @@ def test_no_help_names_a_file_that_is_not_installed(run: CliRunner) -> None:
         assert not re.search(r"<[A-Za-z\[\] ]+>", shown.output), path  # types of Python, such as <bool>
 
 
+def command_at(path: tuple[str, ...]) -> Any:
+    command: Any = typer.main.get_command(app)
+    for name in path:
+        command = command.commands[name]
+    return command
+
+
+def test_no_line_of_the_help_is_broken_at_80_columns() -> None:
+    """Lines after the first paragraph are not joined."""
+    for path in helps(typer.main.get_command(app)):
+        _, _, further = (command_at(path).help or "").partition("\n\n")
+        assert max(map(len, further.splitlines()), default=0) < 79, path
+
+
 @pytest.mark.slow
-def test_every_word_of_the_help_is_printed_and_no_line_is_broken_at_80_columns(
-    run: CliRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rich takes `[word]` for markup and leaves it out; lines after the first paragraph are not joined."""
+def test_every_word_of_the_help_is_printed(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich takes `[word]` for markup and leaves it out."""
     monkeypatch.setenv("COLUMNS", "80")
-    root = typer.main.get_command(app)
-    for path in helps(root):
-        command: Any = root
-        for name in path:
-            command = command.commands[name]
+    for path in helps(typer.main.get_command(app)):
+        command = command_at(path)
         printed = re.sub(r"[\s│]", "", run.invoke(app, [*path, "--help"]).output)
         texts = [command.help or "", *(each.help or "" for each in command.params)]
         for text in texts:
             assert re.sub(r"\s", "", text.replace("\\[", "[")) in printed, (path, text)
-        _, _, further = (command.help or "").partition("\n\n")
-        assert max(map(len, further.splitlines()), default=0) < 79, path
 
 
 @pytest.mark.slow
