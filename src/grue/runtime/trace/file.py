@@ -14,6 +14,7 @@ import os
 import re
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -39,8 +40,9 @@ _LINGER_S = 0.01  # how long the thread collects lines, unless `flush` or `close
 class LineQueue:
     """A thread that owns `file` and writes the queued lines by `write`. Thread-safe; raises `TraceError`.
 
-    `close` or the interpreter's exit ends the thread, after it has written all queued lines. In a forked
-    child the queue is closed, and the parent writes the queued lines. `fsync`: each flush calls `fsync`.
+    `close` or the interpreter's exit ends the thread, after it has written all queued lines. If writing
+    failed, the exit warns. In a forked child the queue is closed, and the parent writes the queued lines.
+    `fsync`: each flush calls `fsync`.
     """
 
     def __init__(self, file: LineFile, write: Callable[[list[bytes]], None], *, fsync: bool = False) -> None:
@@ -61,7 +63,7 @@ class LineQueue:
                 f"The {file.what} {file.path} cannot be written: no thread could be started ({error}). "
                 "End what is not needed any more, or raise the limit of processes and threads (ulimit -u)."
             ) from error
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
         _OPEN.add(self)
 
     def put(self, line: bytes) -> None:
@@ -94,10 +96,16 @@ class LineQueue:
             self._hurry.set()
         self._thread.join()
         if closing:
-            atexit.unregister(self.close)
+            atexit.unregister(self._close_at_exit)
             _OPEN.discard(self)
             if self._refusal is not None and not self._told:
                 self._require_whole()
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except TraceError as error:
+            warnings.warn(str(error), RuntimeWarning, stacklevel=1)  # nobody could catch an exception here
 
     def _run(self) -> None:
         block_signals()

@@ -409,6 +409,13 @@ def test_a_program_that_ends_without_closing_loses_nothing(path: Path) -> None:
     assert numbers(path) == list(range(500))
 
 
+def test_a_program_that_ends_after_its_trace_was_deleted_gets_a_warning(path: Path) -> None:
+    done = run("os.unlink(path)\nrecorder.record(Counted(1), sender='x')", path)
+    assert done.returncode == 0
+    assert f"RuntimeWarning: The trace file {path} was deleted while it was being written." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 FORKING = """
 # From Python 3.12 on a fork beside threads warns; that there is a thread is the point here.
 warnings.filterwarnings("ignore", message=".*multi-threaded", category=DeprecationWarning)
