@@ -144,7 +144,7 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
 
 def replace_file(path: Path, text: str) -> None:
     """Write a whole file, so that a reader finds either the old text or the new one. Follows links."""
-    path = Path(os.path.realpath(path))  # unlike `Path.resolve`, it does not raise for a loop of links
+    path = Path(os.path.realpath(path))  # before Python 3.13, `Path.resolve` raises for a loop of links
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)), replacing(path, mode=0o666) as file:
         if path.exists():
             os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
@@ -356,7 +356,7 @@ def read_yaml(path: str | PathLike[str]) -> YamlDocument:
 
 
 def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
-    """Parse the YAML that begins in the line `first_line` of the file `path`."""
+    """Parse `text`, the part of the file `path` that begins in the line `first_line`."""
     try:
         import yaml
     except ImportError:

@@ -309,7 +309,7 @@ def _new_reader(type_: Any) -> _Reader:
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
     # Leave these to msgspec: Structs; types with `msgspec.Meta`, whose constraints pydantic would ignore; and
-    # functions, which pydantic would accept as validators.
+    # functions, which msgspec refuses. pydantic would call them with the answer.
     has_meta, why = _has_meta(type_, []), ""
     is_struct = isinstance(type_, type) and issubclass(type_, Struct)
     if not (has_meta or is_struct or isinstance(type_, FunctionType)):

@@ -199,7 +199,10 @@ class TurnActors:
 
     @property
     def said(self) -> Sequence[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped]:
-        """The requests and replies of the turn's conversation; a `ReplyDropped` for each discarded reply."""
+        """The requests and replies of the turn's conversation, in order.
+
+        A `ReplyDropped` says that the reply to its request was discarded, even if the reply stands before it.
+        """
         return () if self._agent is None else self._agent.said
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:

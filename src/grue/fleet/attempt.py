@@ -268,4 +268,4 @@ class Engine(Protocol):
         """End all tasks, running or queued, and report each as `Lost("cancelled")`."""
 
     def close(self) -> None:
-        """End all tasks, and the processes that the engine has started."""
+        """End all tasks and the worker processes."""

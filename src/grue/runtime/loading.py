@@ -94,7 +94,7 @@ def _let_others_go_on() -> None:
 
 
 def _work_elsewhere() -> dict[int, str]:
-    """Return the work (`_work_in`) of the other threads that a fork may have to wait for, by thread id."""
+    """Return the result of `_work_in` for each other thread, without empty ones and those in `_outlasted`."""
     # Find this thread by its frame: under gevent, `threading.get_ident` returns the numbers of greenlets.
     here, frames = sys._getframe(), sys._current_frames()  # noqa: SLF001 - the documented names
     found = {thread: _work_in(frame) for thread, frame in frames.items() if frame is not here}

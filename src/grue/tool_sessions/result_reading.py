@@ -181,7 +181,7 @@ def _start_of(text: str, line: int) -> int:
 def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str | None]]:
     """Yield each line in pieces: line number, offset in the line, and text. Skip blocks that fail `quick`."""
     # The text of a skipped block is `None`, so that the caller can look at the clock: `quick` may take tens
-    # of milliseconds. After a block that passes, look at smaller blocks, to test fewer lines one by one.
+    # of milliseconds. A block that passes is tested again in smaller blocks, so that fewer lines are yielded.
     at, line, size = 0, 1, _BLOCK
     while at < len(text):
         end = text.rfind("\n", at, at + size) + 1 if at + size < len(text) else len(text)

@@ -256,7 +256,10 @@ class History:
 
 
 def _cleared(items: Items, shorter: dict[m.CallId, m.ToolMessage], texts: int) -> tuple[Items, int]:
-    """Replace results by those in `shorter`, and up to `texts` user texts; return the rest of `texts` too."""
+    """Replace results by those in `shorter`, and at most `texts` user texts by their stubs.
+
+    Returns the new items, and how many of the `texts` replacements are left.
+    """
     kept: list[m.ConversationItem] = []
     for item in items:
         if isinstance(item, m.ToolMessage):
