@@ -247,8 +247,8 @@ class EncodedConversation:
             return b""
         if self._encoded_tools or not must_list:
             return self._encoded_tools
-        # No tools are offered now, but the history has tool calls, so the endpoint demands a list of tools: list
-        # the called tools by their names alone.
+        # No tools are offered now, but the history has tool calls, so the endpoint demands a list of tools:
+        # list the called tools by their names alone.
         replies = (entry for entry in self.history.entries if isinstance(entry, m.AssistantReply))
         called = dict.fromkeys(call.name for reply in replies for call in reply.tool_calls)
         tools = (
