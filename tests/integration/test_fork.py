@@ -1027,6 +1027,19 @@ def test_a_fork_whose_recorded_endpoint_is_gone_says_how_to_name_another(tmp_pat
         assert "call fork inside `with ScriptedLlmServer(replies) as model`" in unreachable.value.__notes__[0]
         named = grue("fork", "a.jsonl", "--base-url", gone.base_url, cwd=tmp_path)
         assert "the recorded endpoint" not in named.stderr
+        url = f"llm.base_url={gone.base_url}"
+        named = grue("fork", "a.jsonl", "--set", url, cwd=tmp_path)
+        assert "the recorded endpoint" not in named.stderr
+
+
+def test_a_url_given_as_a_setting_is_the_one_of_the_option() -> None:
+    from grue.cli.fork import change_of, model_for
+
+    change = change_of(base_url="http://one/v1", settings=("llm.base_url=http://two/v1", "llm.seed=1"))
+    assert (change.base_url, change.llm) == ("http://two/v1", {"seed": 1})
+    asked = ModelAsked(model="m", address="http://a/v1")
+    with pytest.raises(MCPConfigError, match=r"--set llm\.base_url"):
+        model_for(asked, change_of(settings=("llm.base_url=5",)).llm, None, None)
 
 
 def test_a_setting_of_the_wrong_type_is_refused(recorded: Path) -> None:

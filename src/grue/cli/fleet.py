@@ -56,10 +56,10 @@ def run_fleet(
             batching=Batching(folder=str(place)) if batch else None,
         ),
     )
-    again = f"grue fleet retry {shown_argument(file)}"
+    again = f"{GRUE} fleet retry {shown_argument(file)}"
     again += f" --dir {shown_argument(place)}" if directory else ""
     view = FleetProgress(sys.stdout, place, sweep.budget)
-    then = f"To see the scores: grue fleet table {shown_argument(place)}"
+    then = f"To see the scores: {GRUE} fleet table {shown_argument(place)}"
     return _run(fleet, sweep, view, retry=retry, again=f"To try them again: {again}", then=then)
 
 

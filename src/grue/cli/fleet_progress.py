@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from grue.cli.fleet_view import score_text
 from grue.cli.live_terminal import Terminal
-from grue.cli.saying import shown, shown_argument
+from grue.cli.saying import GRUE, shown, shown_argument
 from grue.fleet.broker import Amount, Costs, FleetBudget
 from grue.fleet.driver import Tally
 from grue.fleet.folder import FleetFolder
@@ -149,8 +149,8 @@ def trace_command(place: Path, id_: str) -> str:
     """Return the command that shows the last attempt's trace, or the episode if no attempt has begun."""
     attempts = FleetFolder(place).episode(id_).attempts()
     if not attempts:
-        return f"grue fleet show {shown_argument(place)} {id_[:10]}"
-    return f"grue trace show {shown_argument(attempts[-1][1])}"
+        return f"{GRUE} fleet show {shown_argument(place)} {id_[:10]}"
+    return f"{GRUE} trace show {shown_argument(attempts[-1][1])}"
 
 
 def clock(seconds: float) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from grue.cli.saying import reader_may_leave, say, say_json, shown_argument, shown_path
+from grue.cli.saying import GRUE, reader_may_leave, say, say_json, shown_argument, shown_path
 from grue.errors import TraceError
 from grue.fleet import compare
 from grue.fleet.accounts import read_ledger
@@ -26,6 +26,7 @@ from grue.tracing.facts import counted
 from grue.tracing.marks import read_marks
 
 _OUTCOMES = {"infrastructure": "not played", "unpaid": "not played"}
+_LAST_COLUMNS = {"n": "count", "episode": "id"}
 _WIDEST = 28
 _MOST_ROWS = 24
 
@@ -124,7 +125,7 @@ def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool, eve
         return
     _print_rows(axes, rows, [id_[:10] for id_ in first.values()])
     if rows:
-        say(f"An episode of each row is named; to see it: grue fleet show {shown_argument(directory)} ID")
+        say(f"An episode of each row is named; to see it: {GRUE} fleet show {shown_argument(directory)} ID")
     if by is None and (left := [name for name in differing if name not in axes]):
         say(f"Each row is a mean over {', '.join(left)}. A row for each: --by {','.join(differing)}")
     if earlier:
@@ -155,7 +156,7 @@ def print_comparison(
         if as_json:
             say_json({**msgspec.to_builtins(found), "is_worse": worse})
         else:
-            say(found.text(commands=True, everything=show_all))
+            say(found.text(commands=GRUE, everything=show_all))
             if options.margin is not None:
                 say(_checked(worse, options.margin))
     return worse if options.margin is not None else False
@@ -190,7 +191,7 @@ def print_episode(directory: Path, beginning: str) -> None:
             if mark.attempt == number:
                 say(f"    {score_text(mark.name, mark.score)}  {' '.join(mark.reason.split())}".rstrip())
         if (attempt / TRACE).is_file():
-            say(f"    grue trace show {shown_argument(attempt)}")
+            say(f"    {GRUE} trace show {shown_argument(attempt)}")
 
 
 def say_columns(rows: Sequence[Sequence[str]]) -> None:
@@ -221,7 +222,9 @@ def _print_rows(axes: list[str], rows: list[dict[str, Any]], ids: list[str]) -> 
         say("No episode has a score yet.")
         return
     names = list(dict.fromkeys(name for row in rows for name in row if name not in axes))
-    header = [*map(printable, [*axes, *names]), "n", "episode"]
+    # A setting or a score may have the name of one of the last two columns.
+    last = (f"{name} ({of})" if name in (*axes, *names) else name for name, of in _LAST_COLUMNS.items())
+    header = [*map(printable, [*axes, *names]), *last]
     lines = [
         [
             *(printable(_without_beginning_of_path(row[axis]), _WIDEST) for axis in axes),
@@ -261,8 +264,11 @@ def print_failures(
     passes = Passing.of(scores, passing, lower_is_better=lower_is_better)
     groups = group_failures(latest, score, passes)
 
+    def command(id_: str) -> str:
+        return f"{GRUE} {shlex.join(trace_command(found[id_], directory))}"
+
     def commands(group: FailureGroup) -> list[str]:
-        return [shlex.join(trace_command(found[each.id], directory)) for each in group.episodes]
+        return [command(each.id) for each in group.episodes]
 
     if as_json:
         say_json([{**msgspec.to_builtins(group), "commands": commands(group)} for group in groups])
@@ -288,7 +294,7 @@ def print_failures(
                 say(f"    {shortened(' '.join(each.text.split()), _MOST_TEXT)}")
             for line in _said(found[each.id], directory):
                 say(f"    {line}")
-            say(f"    {shlex.join(trace_command(found[each.id], directory))}")
+            say(f"    {command(each.id)}")
         if len(examples) < len(group.episodes):
             say(f"    ... and {len(group.episodes) - len(examples):,} more: --all names them.")
     if passes.worst is None and scores:

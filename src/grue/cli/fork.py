@@ -159,11 +159,15 @@ def change_of(
     """Return the change that the options of `grue fork` ask for."""
     values = {key: value_of(text) for key, text in _pairs("--set", "KEY=VALUE", settings)}
     files = _pairs("--tool-result", "CALL=FILE", tool_results)
+    llm = {key.removeprefix(_LLM): value for key, value in values.items() if key.startswith(_LLM)}
+    if isinstance(url := llm.get("base_url"), str):
+        del llm["base_url"]
+        base_url = url
     return Change(
         model=model,
         base_url=base_url,
         system=None if system is None else text_of(system),
-        llm={key.removeprefix(_LLM): value for key, value in values.items() if key.startswith(_LLM)},
+        llm=llm,
         changes={key: value for key, value in values.items() if not key.startswith(_LLM)},
         tool_results={call: _content(Path(file)) for call, file in files},
         tools={} if tools is None else _tools(tools),

@@ -34,9 +34,10 @@ class _Result(Struct):
 def list_runs(folder: Path | None) -> None:
     """Print the episodes in `folder` (`None`: the working directory) and in its `runs`, latest first."""
     found = _episodes(RUNS, Path()) if folder is None else _episodes(folder, folder / RUNS)
-    width = max(len(shown_path(path)) for path in found)
+    names = [shown_path(path) if str(path).isprintable() else shown_argument(path) for path in found]
+    width = max(map(len, names))
     readable = _MOST_READ_BYTES
-    for path in found:
+    for path, name in zip(found, names, strict=True):
         written, size = _time_and_size(path)
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
         outcome = _outcome(path)
@@ -45,7 +46,7 @@ def list_runs(folder: Path | None) -> None:
         elif not outcome:
             readable -= size
             outcome = _outcome_of_trace(path)
-        say(f"{shown_path(path):{width}}  {when}  {outcome}".rstrip())
+        say(f"{name:{width}}  {when}  {outcome}".rstrip())
     say(f"To read one: {GRUE} trace show {shown_argument(found[0])}")
 
 

@@ -85,4 +85,13 @@ def shown_path(path: Path) -> str:
 
 def shown_argument(path: Path) -> str:
     """Return a path as an argument of a command for the user to copy, quoted if necessary."""
-    return printable(quote(f"./{path}" if str(path).startswith("-") else str(path)))
+    text = f"./{path}" if str(path).startswith("-") else str(path)
+    if text.isprintable():
+        return quote(text)
+    # bash, zsh and ksh read `$'a\012b'` as a text with a newline.
+    escaped = (c if c.isprintable() and c not in "\\'" else _octal(c) for c in text)
+    return f"$'{''.join(escaped)}'"
+
+
+def _octal(char: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(char))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from grue.cli.saying import GRUE, say, shown_argument, shown_path
-from grue.errors import MCPConfigError
+from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import os_cause
 from grue.runtime.safe_text import printable
 from grue.tracing import replay as replaying
@@ -212,7 +212,7 @@ def replay(file: Path, changes: Changes, turn: int | None = None) -> bool:
     """Replay one turn or all, and print the result; return whether all decisions are as recorded."""
     turns: list[replaying.TurnReplay] = list(replaying.replay(open_episode(file), changes, turn=turn))
     if turn is not None and not turns:
-        raise MCPConfigError(f"{file} has no turn {turn}.")
+        raise TraceError(f"{file} has no turn {turn}.")
     for line in replaying.render(turns, changes):
         say(line)
     return all(replayed.divergence is None for replayed in turns)

@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from grue.cli.saying import say, say_page, shown_path
-from grue.errors import MCPConfigError
+from grue.errors import TraceError
 from grue.tracing.diagram import WIDTH, mermaid, plain
 from grue.tracing.diff import changed_answers, render
 from grue.tracing.diff import diff as diff_traces
@@ -32,7 +32,7 @@ def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) ->
         say(line)
         drawn = True
     if turn is not None and not drawn:
-        raise MCPConfigError(f"{file} has no turn {turn}.")
+        raise TraceError(f"{file} has no turn {turn}.")
 
 
 def diff(left: Path, right: Path, *, every: bool = False) -> bool:

@@ -305,8 +305,9 @@ class _Entry:
                 "The package is a program that is reached by its address. Start it, and add the address."
             )
         if not _IDENTIFIERS[kind].fullmatch(identifier) or (version and not _RELEASE.fullmatch(version)):
+            what = f"{identifier} {version}".rstrip(" ")
             raise MCPConfigError(
-                f"{_quoted(f'{identifier} {version}')} is not a package of {kind} and its version."
+                f"{_quoted(what)} is not a package of {kind}{version and ' and its version'}."
             )
         launcher = package.runtime_hint or _LAUNCHERS[kind][0]
         if launcher not in _LAUNCHERS[kind]:

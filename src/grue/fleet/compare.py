@@ -204,17 +204,19 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, *, commands: bool = False, everything: bool = False) -> str:
+    def text(self, *, commands: bool | str = False, everything: bool = False) -> str:
         """Return the findings, and the cases if any differs: all of fewer than 15, else the most different.
 
-        `everything`: list all cases that differ. `commands`: add the commands that show their episodes.
+        `everything`: list all cases that differ. `commands`: add the commands that show their episodes; a
+        text, such as `.venv/bin/grue`, says how they call grue.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
         if self.why:
             rows = [row[:-1] for row in rows]
         said = [*self._sides(), "", *in_columns(rows), "", *verdict_of(self)]
-        return written_out("\n".join([*said, *_case_lines(self, commands=commands, everything=everything)]))
+        grue = "grue" if commands is True else commands or ""
+        return written_out("\n".join([*said, *_case_lines(self, grue, everything=everything)]))
 
     def _sides(self) -> Iterable[str]:
         for name, side in (("A", self.a), ("B", self.b)):
@@ -271,7 +273,7 @@ def _by_signs(found: Comparison) -> Iterable[str]:
         yield f"B is {found.verdict} in {found.score}: chance alone seldom gives that {by}."
 
 
-def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Iterable[str]:
+def _case_lines(found: Comparison, grue: str, *, everything: bool) -> Iterable[str]:
     changed = [each for each in found.changes if each.difference]
     few = found.cases < LEAST_CASES  # with so few cases, show each one, even if it is equal on both sides
     if not changed:
@@ -291,11 +293,11 @@ def _case_lines(found: Comparison, *, commands: bool, everything: bool) -> Itera
             yield f"Those that {what} most:" if len(shown) < len(cases) else f"Those that {what}:"
         for case in shown:
             yield f"  {case.a:.3g} -> {case.b:.3g}  {_words(case, names)}"
-            if commands:
-                yield f"      A: {_command(found.a, case.a_ids)}"
-                yield f"      B: {_command(found.b, case.b_ids)}"
+            if grue:
+                yield f"      A: {grue} {_command(found.a, case.a_ids)}"
+                yield f"      B: {grue} {_command(found.b, case.b_ids)}"
         if len(shown) < len(cases):
-            where = "--all shows them" if commands else "see this comparison's `changes`"
+            where = "--all shows them" if grue else "see this comparison's `changes`"
             yield f"  ... and {len(cases) - len(shown):,} more: {where}."
     if few and (equal := [each for each in found.changes if not each.difference]):
         yield "Those that are equal:"
@@ -312,7 +314,7 @@ def _bare(value: object) -> object:
 
 def _command(side: Side, ids: Sequence[str]) -> str:
     others = f"   (and {', '.join(each[:10] for each in ids[1:4])}{' ...' if len(ids) > 4 else ''})"
-    return f"grue fleet show {shlex.quote(side.fleet)} {ids[0][:10]}{others if len(ids) > 1 else ''}"
+    return f"fleet show {shlex.quote(side.fleet)} {ids[0][:10]}{others if len(ids) > 1 else ''}"
 
 
 def _row(measure: Measure, score: str) -> list[str]:

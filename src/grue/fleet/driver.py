@@ -160,7 +160,8 @@ class Driver:
         self._again: deque[Task] = deque()
         self._tries: dict[str, int] = {}
         self._last: deque[tuple[str, str]] = deque(maxlen=SAME_FAILURES)
-        self._presses = 0
+        self._presses = 0  # of Ctrl-C
+        self._cancelled = False
         self._stop: Finished | None = None
         self._batches = None if plan.batching is None else FleetBatches(folder.path, plan.batching)
         self._waiting: dict[str, Task] = {}
@@ -212,7 +213,7 @@ class Driver:
                 if self._stop is None:
                     self._end("interrupted")
                 if self._presses >= _DRAIN:
-                    self._engine.cancel()
+                    self._cancel()
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
         """Give the engine a few more jobs than slots; `False`: none is left, or the budget refuses more."""
@@ -309,9 +310,8 @@ class Driver:
         calls = _stops(self._folder.path)
         if calls and self._stop is None:
             self._end("stopped")
-        elif calls >= _DRAIN > self._presses:
-            self._presses = _DRAIN
-            self._engine.cancel()
+        elif calls >= _DRAIN:
+            self._cancel()
         self._require_folder()
         self._tell()
 
@@ -428,6 +428,11 @@ class Driver:
     def _end(self, reason: Reason, why: str = "") -> None:
         self._stop = Finished(reason=reason, tally=self.tally, why=why)
         self._engine.withdraw()
+
+    def _cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._engine.cancel()
 
     def _require_folder(self) -> None:
         if not self._folder.path.is_dir():

@@ -155,12 +155,12 @@ def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
 
 
 def trace_command(result: Result, fleet: Path) -> list[str]:
-    """Return a command that shows the trace, near the last problem if any; without a trace, the result."""
+    """Return the command of grue that shows the trace, near the last problem; without a trace, the result."""
     if not has_trace(result, fleet):
-        return ["grue", "fleet", "show", str(fleet), result.id[:10]]
+        return ["fleet", "show", str(fleet), result.id[:10]]
     message = (result.course or Course()).message
     near = ["--message", around(message)] if message else []
-    return ["grue", "trace", "show", str(result.run(fleet)), *near]
+    return ["trace", "show", str(result.run(fleet)), *near]
 
 
 def around(message: int) -> str:

@@ -30,6 +30,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -49,6 +50,7 @@ LATEST, NAMED = "latest.txt", "named.txt"
 CASE, COMMIT, ATTEMPT, TRACE = "case.json", "commit.json", "attempt.json", "trace.jsonl"
 REQUESTS, REPLIES = "requests.jsonl", "replies.jsonl"
 
+_LOCK_TRIES, _LOCK_PAUSE_S = 20, 0.01
 _HELD = "commit"
 _DAMAGED = "damaged"
 _MOST_BYTES = 16 * 2**20
@@ -320,19 +322,28 @@ def driver_lock(folder: FleetFolder) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with _writing(path, "lock"):
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _lock_for_driver(descriptor):
                 holder = os.pread(descriptor, 100, 0).decode("ascii", "replace").strip()
                 raise FleetError(
                     f"Another driver works on {path.parent} (process {holder or 'unknown'}). A folder has one"
                     " driver: wait for it, or end it with `grue fleet stop`."
-                ) from None
+                )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_for_driver(descriptor: int) -> bool:
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_S)  # the holder may be `is_driven`, which holds the lock for an instant
+        else:
+            return True
+    return False
 
 
 def is_driven(folder: FleetFolder) -> bool:

@@ -8,13 +8,16 @@ from made_fleets import make_fleet
 from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner
+from grue.cli import fleet_progress, fleet_view
 from grue.cli.app import app
 from grue.cli.fleet import score_episodes
 from grue.cli.fleet_export import export_fleet
-from grue.cli.fleet_view import print_failures, print_status, print_table
+from grue.cli.fleet_view import print_comparison, print_episode, print_failures, print_status, print_table
 from grue.errors import FleetError
+from grue.fleet.compare import Options
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, FleetFolder, Manifest
 from grue.fleet.report import write_report
+from grue.fleet.results import results
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.marks import Mark, write_mark
 
@@ -44,7 +47,10 @@ def test_a_damaged_file_concerns_its_own_episode(
     assert (tried in capsys.readouterr().out) == (damaged == "attempt-1/attempt.json")
     print_table(tmp_path, None, as_json=False)
     printed = capsys.readouterr().out
-    assert printed.splitlines()[1:3] == ["1  1      1  0000000000", "2  1      1  0000000000"]
+    assert printed.splitlines()[1:3] == [
+        "1  1      1          0000000000",
+        "2  1      1          0000000000",
+    ]
     assert ("1 damaged episode, not in the table" in printed) == (damaged != "attempt-1/attempt.json")
 
 
@@ -156,7 +162,7 @@ def test_an_episode_without_any_score_has_a_row(tmp_path: Path, capsys: pytest.C
     folder.make_commit(attempt, AttemptEnd(outcome="scored"), version="1")
     print_table(tmp_path, ["n"], as_json=False)
     assert capsys.readouterr().out == (
-        "n  n  episode\n1  0  0000000000\n"
+        "n  n (count)  episode\n1  0          0000000000\n"
         f"An episode of each row is named; to see it: grue fleet show {tmp_path} ID\n"
     )
     other = fleet.episode("1" * 24)
@@ -195,6 +201,25 @@ def test_a_big_table_has_the_rows_that_have_enough_cases_and_says_what_they_are_
     )
     print_table(tmp_path, None, as_json=True)
     assert len(json.loads(capsys.readouterr().out)) == 180
+
+
+def test_commands_to_be_copied_call_grue_as_the_user_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (fleet_view, fleet_progress):
+        monkeypatch.setattr(module, "GRUE", ".venv/bin/grue")
+    make_fleet(tmp_path, lambda _, prompt, question: float(prompt == "long"), questions=2, trace=b"{")
+    print_table(tmp_path, None, as_json=False)
+    id_ = next(results(tmp_path)).id
+    print_episode(tmp_path, id_)
+    print_failures(tmp_path, score="score", passing=1.0, lower_is_better=False, as_json=False, every=False)
+    sides = (f"{tmp_path}:prompt=short", ":prompt=long")
+    print_comparison(*sides, Options(), as_json=False, show_all=False)
+    said = capsys.readouterr().out
+    assert said.count(".venv/bin/grue fleet show") >= 1 + 2 * 2
+    assert said.count(".venv/bin/grue trace show") >= 2
+    assert said.count(".venv/bin/grue ") == said.count("grue fleet ") + said.count("grue trace ")
+    assert fleet_progress.trace_command(tmp_path, id_).startswith(".venv/bin/grue trace show ")
 
 
 def test_what_the_latest_sweep_has_not_is_left_out_and_a_cut_text_says_so(

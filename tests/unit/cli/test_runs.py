@@ -74,6 +74,17 @@ def test_only_without_a_folder_the_working_directory_is_listed_too(
     assert "beside" not in listed
 
 
+def test_a_name_with_a_newline_can_be_pasted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "a\nb" / TRACE_FILE
+    trace.parent.mkdir()
+    trace.write_bytes(b'{"trace":"grue","format":2,"episode":"one","started_at":0}\n')
+    list_runs(tmp_path)
+    listed, hint = capsys.readouterr().out.splitlines()
+    name = rf"$'{tmp_path}/a\012b'"
+    assert listed.startswith(f"{name}  ")
+    assert hint == f"To read one: grue trace show {name}"
+
+
 def test_of_long_traces_the_latest_are_read_and_the_others_are_said_to_be_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,8 @@
 """What the commands print is safe to print, and JSON stays JSON."""
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -40,6 +42,14 @@ def test_a_package_is_installed_for_the_python_that_runs(
 
 def test_a_path_that_begins_with_a_dash_is_no_option() -> None:
     assert [shown_argument(Path(path)) for path in ("-run", "a b", "/-x")] == ["./-run", "'a b'", "/-x"]
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a'b\t\\c", "\x1b[31m", "a\u202eb", "caf\udce9", "-\n", "é\x0712"])
+def test_a_path_with_unprintable_characters_can_be_pasted_into_a_shell(name: str) -> None:
+    argument = shown_argument(Path(name))
+    assert argument.isprintable()
+    said = subprocess.run(["bash", "-c", f"printf %s {argument}"], stdout=subprocess.PIPE, check=True).stdout
+    assert said.removeprefix(b"./") == os.fsencode(name)
 
 
 def test_init_prints_a_folder_that_begins_with_a_dash_for_cd(

@@ -6,10 +6,12 @@ import pytest
 from episode_scenes import SCENES
 from recorded_turns import Play, Tape
 from trace_files import TraceFile
+from typer.testing import CliRunner
 
+from grue.cli.app import app
 from grue.cli.trace import changes_from, replay
 from grue.cli.trace_views import diagram, diff
-from grue.errors import MCPConfigError
+from grue.errors import MCPConfigError, TraceError
 from grue.messages import RunTurn
 from grue.tracing.changes import Changes
 from grue.tracing.columns import cells
@@ -37,10 +39,12 @@ def test_a_replay_that_differs_says_where(trace: Path, capsys: pytest.CaptureFix
 
 
 def test_a_turn_that_is_not_there_is_an_error(trace: Path) -> None:
-    with pytest.raises(MCPConfigError, match="has no turn 9"):
+    with pytest.raises(TraceError, match="has no turn 9"):
         replay(trace, Changes(), turn=9)
-    with pytest.raises(MCPConfigError, match="has no turn 9"):
+    with pytest.raises(TraceError, match="has no turn 9"):
         diagram(trace, turn=9)
+    for command in ("diagram", "replay", "show"):
+        assert CliRunner().invoke(app, ["trace", command, str(trace), "--turn", "9"]).exit_code == 1
 
 
 def test_changes_are_read_from_words(tmp_path: Path) -> None:

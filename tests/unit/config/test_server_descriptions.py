@@ -170,6 +170,10 @@ def test_only_names_of_packages_are_started(kind: str, identifier: str) -> None:
     assert "is not a package" in refusal({"registryType": kind, "identifier": identifier, "version": "1"})
 
 
+def test_a_name_without_a_version_is_refused_without_a_space() -> None:
+    assert refusal({"registryType": "pypi", "identifier": "../x"}) == "'../x' is not a package of pypi."
+
+
 @pytest.mark.parametrize("version", ["--yes", "1 2", "https://evil.example", "npm:other@1", "1\u202e"])
 def test_only_versions_follow_a_name(version: str) -> None:
     assert "is not a package" in refusal({**NPM, "version": version})

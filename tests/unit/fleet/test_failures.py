@@ -117,6 +117,6 @@ def test_the_command_opens_the_trace_at_the_message(tmp_path: Path) -> None:
     make_fleet(tmp_path, lambda *_: end, questions=1, repetitions=1, trace=b"x")
     first, second = results(tmp_path)
     run = str(first.run(tmp_path))
-    assert trace_command(first, tmp_path) == ["grue", "trace", "show", run, "--message", "8-13"]
+    assert trace_command(first, tmp_path) == ["trace", "show", run, "--message", "8-13"]
     (second.run(tmp_path) / "trace.jsonl").unlink()
-    assert trace_command(second, tmp_path)[:3] == ["grue", "fleet", "show"]
+    assert trace_command(second, tmp_path)[:2] == ["fleet", "show"]

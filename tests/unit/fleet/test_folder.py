@@ -6,12 +6,13 @@ import hashlib
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from grue.errors import FleetError
-from grue.fleet.folder import AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, driver_lock
+from grue.fleet.folder import LOCK, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, driver_lock, is_driven
 from grue.fleet.identity import Case, episode_id
 
 CASE = CaseFile(work="m:f", version="1", settings={"a": 1})
@@ -90,6 +91,19 @@ def test_a_folder_has_one_driver(tmp_path: Path) -> None:
         pass
     with driver_lock(folder):
         pass
+
+
+def test_a_driver_that_starts_while_another_command_looks_at_the_lock_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = FleetFolder(tmp_path)
+    with driver_lock(folder):
+        pass
+    with (tmp_path / LOCK).open("rb") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)  # as `is_driven` does for an instant
+        monkeypatch.setattr(time, "sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+        with driver_lock(folder):
+            assert is_driven(folder)
 
 
 def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
