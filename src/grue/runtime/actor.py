@@ -47,7 +47,8 @@ class Tap(Protocol):
 class Mailbox(Generic[M]):
     """A named queue of envelopes with one reader.
 
-    Sending records and queues an envelope without an `await` between: trace and mailbox have the same order.
+    A send records an envelope and then queues it, without an `await` in between. So messages have the same
+    order in the trace and in the mailbox.
 
     Args:
         name: The owner's name, which is the receiver in every envelope of this mailbox.
@@ -74,7 +75,7 @@ class Mailbox(Generic[M]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the mailbox takes no further message."""
+        """`True` if the mailbox takes no further message."""
         return self._closed
 
     async def send(
@@ -268,15 +269,15 @@ def reply(envelope: Envelope[Any], body: object) -> None:
 
 
 class ActorFailed(Struct, frozen=True, kw_only=True, tag=True):
-    """Trace note of an unexpected exception in an actor, a pooled session or the host (`actor`: `host`)."""
+    """Trace note of an unexpected exception in an actor, a pooled session or the host."""
 
-    actor: str
+    actor: str  # the actor's name, the server of the pooled session, or `host`
     error: str
     where: tuple[str, ...]  # FILE:LINE FUNCTION of the innermost frames, at most 5, the innermost last
 
 
 class Supervisor:
-    """An async context manager around a group of actors. `turn` is the number of the turn; 0 outside turns.
+    """An async context manager that runs a group of actors. `turn`: the turn's number; 0 outside turns.
 
     When the block ends, all mailboxes are closed, and the actors have `stop_grace_s` to handle the messages
     in them. Then, or at once if the block raises, the actors that still run are cancelled. An actor that
@@ -287,8 +288,9 @@ class Supervisor:
     loop, a Ctrl-C cancels the body's task, and a shielded scope does not protect against that.
 
     Leaving raises `ActorCrashed` if an actor, or the host's code in the block, raised an exception. A
-    `TraceError`, or an exception such as `KeyboardInterrupt`, is raised as it is. If an outer scope cancels
-    the block, or grue's own code in it raises anything but `MailboxClosed`, that is raised instead.
+    `TraceError`, or an exception such as `KeyboardInterrupt`, is raised as it is. A cancellation by an outer
+    scope is raised instead of either. So is an exception of grue's own code in the block, unless it is
+    `MailboxClosed`.
     """
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
@@ -313,7 +315,7 @@ class Supervisor:
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> anyio.CancelScope:
-        """Run an actor in a new task; return its scope. `whole`: as the class docstring says."""
+        """Run an actor in a new task; return the task's cancel scope. For `whole`, see the class."""
         scope = anyio.CancelScope()
         if not self._running:
             self._all_done = anyio.Event()

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from grue.errors import MCPConfigError, MCPError, TraceError
 from grue.field_checks import shown
 
-MAX_LINE_BYTES = 512 * 2**20  # of a trace line or payload; a reply of 64 MiB fits, even wholly escaped
+MAX_LINE_BYTES = 512 * 2**20  # of a trace line or payload; a reply of 64 MiB fits even if wholly escaped
 _USUAL_LINE = 2**20
 _CHUNK = 2**20
 
@@ -59,7 +59,7 @@ def expanded(path: str) -> Path:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading; raises `OSError` for others. A pipe is refused without waiting."""
+    """Open a regular file for reading; raises `OSError` for any other file. Does not wait for a pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError as error:
@@ -92,7 +92,10 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
 
 
 def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Return the next line, with its newline if any; raises `OSError` over `max_bytes` (at least 1 MiB)."""
+    """Return the next line, with its newline if any; raises `OSError` if it is longer than `max_bytes`.
+
+    A line of up to 1 MiB is always returned.
+    """
     text = file.readline(_USUAL_LINE)
     if len(text) < _USUAL_LINE or text.endswith(b"\n"):
         return text
@@ -197,7 +200,7 @@ _LOOK_BACK = 65_536
 class LineFile:
     """Appends lines to a file, which is made if missing. Errors (`TraceError`) name it `what`.
 
-    When `write` returns, the system has got the lines. A regular file gets the permissions 0600. `place` is
+    When `write` returns, the system has the lines. A regular file gets the permissions 0600. `place` is
     the absolute path, which stays right if the program changes its working directory.
     """
 
@@ -249,7 +252,7 @@ class LineFile:
         return os.pread(self._fd, size - start, start)
 
     def cut_half_line(self) -> None:
-        """Remove what follows the last newline, or close the file and raise `TraceError`, as for a pipe."""
+        """Remove what follows the last newline. If it fails, close the file and raise `TraceError`."""
         with self._closed_on_errors():
             require_regular(self._fd)
         self.cut(self._line_start(self.size))
@@ -264,12 +267,12 @@ class LineFile:
         return 0
 
     def cut(self, size: int) -> None:
-        """Truncate the file to `size` bytes, or close it and raise `TraceError`."""
+        """Truncate the file to `size` bytes. If it fails, close the file and raise `TraceError`."""
         with self._closed_on_errors():
             os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
-        """Flush the file to the disk (`fsync`), or close it and raise `TraceError`."""
+        """Flush the file to the disk (`fsync`). If it fails, close the file and raise `TraceError`."""
         with self._closed_on_errors():
             os.fsync(self._fd)
 
@@ -291,7 +294,7 @@ class LineFile:
 
 
 def cut_half_line(path: Path, what: str) -> None:
-    """Remove an incomplete last line, left by a killed writer, or create the file; may raise `TraceError`."""
+    """Remove an incomplete last line from a file, which is made if missing; may raise `TraceError`."""
     file = LineFile(path, what)
     try:
         file.cut_half_line()

@@ -124,7 +124,7 @@ class LineBuffer:
 class EventBuffer(LineBuffer):
     """Returns server-sent events, without the empty line at the end.
 
-    Drops comments between events, except some after an event in the same chunk.
+    Drops comments between events; may keep a comment that is in the same chunk as the event before it.
     """
 
     def feed(self, chunk: bytes) -> None:

@@ -62,7 +62,7 @@ def plain_text(text: str) -> str:
 
 
 def written_out(text: str) -> str:
-    """Return `text` with unprintable characters escaped. Unusual spaces become " "; newlines, tabs stay."""
+    """Return `text` with unprintable characters escaped, unusual spaces as " ", newlines and tabs kept."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else _visible(char) for char in text)

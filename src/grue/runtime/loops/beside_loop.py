@@ -54,7 +54,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
     async with limiter or anyio.to_thread.current_default_thread_limiter():
         result = start_in_daemon_thread(call)
         result.add_done_callback(wake)
-        # Do not use `asyncio.wrap_future`: it replaces a `TimeoutError` by a new one without the traceback.
+        # Not `asyncio.wrap_future`: Python 3.11's replaces a `TimeoutError` by one without the traceback.
         await done.wait()
         return result.result()
 
@@ -97,8 +97,9 @@ async def aside(work: Callable[[Unpack[Ts]], T], *args: *Ts) -> T:
 async def look_up(*args: Any, **options: Any) -> list[Any]:
     """Do the same as the method `getaddrinfo` of an event loop, but in a daemon thread.
 
-    A look-up cannot be cancelled and may take half a minute. asyncio makes it in its default executor, for
-    whose threads the end of a loop waits, and which takes no call after the main thread has ended.
+    A look-up cannot be cancelled and may take half a minute. asyncio itself would make it in its default
+    executor. At its end a loop waits for the executor's threads, and after the end of the main thread the
+    executor takes no call.
     """
     call = partial(socket.getaddrinfo, *args, **options)
     return await call_in_daemon_thread(call, limiter=anyio.CapacityLimiter(math.inf))

@@ -38,7 +38,7 @@ def blame(error: BaseException, whose: str) -> None:
 
 @contextlib.contextmanager
 def calling(called: object, what: str) -> Iterator[None]:
-    """If the block raises, mark the error with `what` and the name of `called`, unless grue defines it."""
+    """If the block raises, mark the error with `what` and the name of `called`, unless `called` is grue's."""
     try:
         yield
     except BaseException as error:

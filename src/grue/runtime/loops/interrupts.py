@@ -37,8 +37,8 @@ press interrupts a callback in another thread than the main one, but the main th
 
 Why not leave SIGINT to asyncio? Its handler raises `KeyboardInterrupt` at an arbitrary line from the second
 press on, usually in the middle of the clean-up: a server process stays alive, a lock stays held, or the loop
-never ends. Impatient users press twice within a second. Here the second press kills the processes that the
-clean-up waits for, so the clean-up ends by itself.
+never ends. Impatient users press twice within a second. In grue the second press kills the processes that
+the clean-up waits for, so the clean-up ends by itself.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from grue.runtime.loops.host_code import current_task
 T = TypeVar("T")
 
 INTERRUPT_GRACE_S = 3.0  # how long a thread waits for the clean-up of cancelled work in another loop
-_NOTICE_S = 0.05  # between two checks for a Ctrl-C that was deferred, or that a loop swallowed
+_NOTICE_S = 0.05  # time between two checks for a Ctrl-C that was deferred, or that a loop swallowed
 _SIGNALS = tuple(map(int, signal.valid_signals()))
 
 
@@ -215,9 +215,9 @@ class Interruptible:
 
 
 async def run_into(result: list[T], function: Callable[[], Awaitable[T]]) -> None:
-    """Append what `function` returns to `result`, or nothing if it raises `WorkInterrupted`.
+    """Append to `result` what `function` returns, or nothing if it raises `WorkInterrupted`.
 
-    It is a `KeyboardInterrupt`: if a task raised it, asyncio would stop the loop, or `nest_asyncio` log it.
+    That is a `KeyboardInterrupt`, at which asyncio would stop the loop, or `nest_asyncio` log an error.
     """
     with contextlib.suppress(WorkInterrupted):
         result.append(await function())
@@ -261,7 +261,6 @@ def run_in_main_thread(
 
 
 def _foremost(raised: list[BaseException]) -> BaseException:
-    """Return the first error that is no `Exception`, such as a `KeyboardInterrupt`; else the first error."""
     return next((each for each in raised if not isinstance(each, Exception)), raised[0])
 
 
@@ -383,8 +382,9 @@ def refuse_reentry() -> None:
     while frame is not None and is_ours(frame):
         frame = frame.f_back
     begun = frame
-    # `_is_handler` reads a frame's local variables, which keeps their values alive for longer. So call it
-    # only if a caller of `begun` is a frame of grue or of an import, which a handler can have interrupted.
+    # `_is_handler` reads a frame's local variables, which before Python 3.13 keeps their values alive for
+    # longer. So call it only if a caller of `begun` is a frame of grue or of an import: only such a frame can
+    # be the one that a handler has interrupted.
     while frame is not None and not is_ours(frame):
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             break

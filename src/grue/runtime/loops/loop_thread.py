@@ -59,12 +59,12 @@ class LoopThread(Struct, frozen=True):
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs in the loop's own thread."""
+        """`True` if the caller runs in the loop's own thread."""
         return threading.current_thread() is self.thread
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the one that runs the loop."""
+        """`True` if this process was forked from the one that runs the loop."""
         return self.process != os.getpid()
 
     def refuse_forked(self) -> None:
@@ -73,7 +73,7 @@ class LoopThread(Struct, frozen=True):
             raise MCPError(self.error_texts.forked)
 
     def refuse_waiting(self) -> None:
-        """Raise `MCPError` if a wait for this loop could never end, as in the loop or a forked process."""
+        """Raise `MCPError` if a wait for this loop could never end, as in its calls or a forked process."""
         self.refuse_forked()
         interrupts.refuse_reentry()
         _refuse_in_shared_loop()
@@ -176,8 +176,8 @@ class EpisodeLoop:
     `context` is entered when the loop starts; the constructor raises what this raises. `on_exit` is called in
     the loop's thread when the loop has ended, also by an error; it must be quick. `force_kill`, which must
     not wait, kills the processes that the loop waits for, if the loop takes too long to end or a Ctrl-C
-    interrupts `close`. The constructor raises `MCPError` as `refuse_reentry` does, if the caller runs in the
-    loop that all greenlets share, and if no thread or event loop can be started.
+    interrupts `close`. The constructor also raises `MCPError` where `refuse_reentry` does, if the caller runs
+    in the loop that all greenlets share, or if no thread or event loop can be started.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class EpisodeLoop:
 
     @property
     def is_over(self) -> bool:
-        """Whether the loop is ending, has ended or has failed. It then accepts no further call."""
+        """`True` if the loop is ending, has ended or has failed. It then accepts no further call."""
         return self._ending
 
     def submit(self, function: Callable[[], Awaitable[T]]) -> Call[T]:
@@ -347,7 +347,10 @@ def _close_all() -> None:
 
 
 def cancel_and_wait(calls: Sequence[Call[Any]]) -> None:
-    """Cancel calls; wait up to `INTERRUPT_GRACE_S` for their clean-up, unless the caller's loop runs them."""
+    """Cancel `calls`, except a parent process's. Wait up to `INTERRUPT_GRACE_S` for their clean-up.
+
+    Calls in the caller's own loop are not waited for.
+    """
     ours = [call for call in calls if not call.loop_thread.is_forked]
     for call in ours:
         call.interrupt()

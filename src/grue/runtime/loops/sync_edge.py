@@ -45,7 +45,7 @@ def run_blocking(
     twin: str,
     force_kill: Callable[[], object] = lambda: None,
 ) -> T:
-    """Run a coroutine function by `run_loop`, in another thread if a loop runs here; return its result.
+    """Run a coroutine function by `run_loop`, in a new thread if a loop runs in this one; return its result.
 
     `force_kill` is called in a signal handler at the second Ctrl-C, if the loop runs in the main thread; it
     makes the running clean-up end at once. `on_exit` is called outside the loop when this call no longer

@@ -123,7 +123,7 @@ class ChildProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has ended, reaped or not."""
+        """`True` if the process has ended, reaped or not."""
         return self._group.exit is not None or self._group.watch.exited_within(0)
 
     @property
@@ -137,7 +137,7 @@ class ChildProcess:
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return sentences about accesses that the sandbox seems to have refused; see `ProcessGroup`."""
+        """Return sentences about accesses that the sandbox seems to have refused, as `ProcessGroup` does."""
         return self._group.refusals(text, died=died)
 
     async def wait_exit(self) -> ServerExit:
@@ -146,7 +146,7 @@ class ChildProcess:
         return self._group.exit or ServerExit()
 
     def send(self, data: bytes) -> None:
-        """Write to standard input, or queue what it does not take.
+        """Write to the process's standard input. What the pipe does not take at once is queued.
 
         Raises `anyio.BrokenResourceError` if the pipe is closed or broken, or the process has exited.
         """
@@ -164,7 +164,7 @@ class ChildProcess:
     def ask_to_exit(self) -> None:
         """Ask the process to exit, by closing its standard input.
 
-        If it exits only then, `ending` is not `died` after the block.
+        If it exits only after this call, `ending` is not `died` after the block.
         """
         self._note_death()
         self.end_input()

@@ -30,7 +30,7 @@ if sys.platform == "linux":
     import resource
 
 _BASE = 4 * 10**18  # the smallest mark: the digit 4, then nine digits for the host and nine for the server
-_FEWEST_MARKS = 10**6  # nothing is marked if `digits` has fewer values; in another host's server it has fewer
+_FEWEST_MARKS = 10**6  # nothing is marked if `HostMark.digits` can have fewer values (see `_room`)
 _FEW_IDS = 64
 _IDS_PER_S = 20_000  # assumed to be more process ids than a system assigns
 
@@ -111,7 +111,7 @@ class Descendants:
 
 
 def unmark(pid: int) -> None:
-    """Remove the mark that the child `pid` has from this process, if this process runs in a marked server."""
+    """If this process runs in a marked server, remove the mark that the child `pid` has inherited."""
     if _can_mark() and _mark_of(os.getpid()) >= _BASE:
         # A limit below `_BASE` does not mark a server. "Unlimited" may be impossible, because the kernel lets
         # only root raise a hard limit.

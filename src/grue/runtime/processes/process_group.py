@@ -139,7 +139,7 @@ the line is left for the server. If the host dies first, the shell exits at the 
 """
 
 _DEATH_S = 5.0  # a killed process ends within milliseconds, unless it is stuck in the kernel
-_DESCENDANTS_S = 1.0  # to kill processes that left the group: one that keeps forking could escape for ever
+_DESCENDANTS_S = 1.0  # time to kill processes that left the group: one that keeps forking may escape for ever
 
 
 class SpawnError(MCPError):

@@ -175,7 +175,7 @@ class _SecretIndex(NamedTuple):
     """The registered secrets, the longest first, and parts of their forms (probes) for a quick test.
 
     The `long_probes` have only letters and digits. They are searched for only if the text, with each letter
-    and digit replaced by `a`, has `shortest_run`. A form with line breaks has a probe of `in_lines`.
+    and digit replaced by `a`, has `shortest_run`. Each form with line breaks contains a probe in `in_lines`.
     """
 
     secrets: tuple[_Secret, ...] = ()
@@ -508,7 +508,7 @@ _LONG = 4096  # a longer held-back text is searched only at a line's end, not fo
 
 
 class TextPieces:
-    """Regroups the pieces of a text, so that none ends within a secret: such an end is held back."""
+    """Regroups the pieces of a text: if a secret may begin at a piece's end, that end is held back."""
 
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
@@ -537,7 +537,7 @@ class TextPieces:
         return text[:shown]
 
     def end(self) -> str:
-        """Return the held-back text. 6 or more characters at its end that may begin a secret are replaced."""
+        """Return the held-back text. If 6 or more characters at its end may begin a secret, replace them."""
         text = self._held + "".join(self._line)
         self._held, self._line = "", []
         shown = max(0, len(text) - self._secrets.longest)

@@ -41,8 +41,8 @@ class LineQueue:
     """A thread that owns `file` and writes the queued lines by `write`. Thread-safe; raises `TraceError`.
 
     `close` or the interpreter's exit ends the thread, after it has written all queued lines. If writing
-    failed, the exit warns. In a forked child the queue is closed, and the parent writes the queued lines.
-    `fsync`: each flush calls `fsync`.
+    failed and no call has raised that, the exit warns. In a forked child the queue is closed, and the parent
+    writes the queued lines. `fsync`: each flush calls `fsync`.
     """
 
     def __init__(self, file: LineFile, write: Callable[[list[bytes]], None], *, fsync: bool = False) -> None:
@@ -197,10 +197,10 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
 
 
 def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
-    """Raise `TraceError` if `grue trace` could not read a line. Add this observer before a `TraceWriter`."""
+    """Raise `TraceError` if `grue trace` could not read `line`. Add this observer before a `TraceWriter`."""
     usable = b'"body":{"type":' in line and type(envelope.turn) is int and isinstance(envelope.sender, str)
-    # Only notes need this: what models, MCP servers and functions send is refused or cut at about 100 levels.
-    # The line is one level deeper than its body.
+    # Only a note's depth is checked: what models, MCP servers and functions send is refused or cut at about
+    # 100 levels. The line is one level deeper than its body.
     if not usable or (envelope.receiver == "trace" and fmt.is_deeper(line, fmt.MAX_DEPTH + 1)):
         raise TraceError(
             f"{type(envelope.body).__name__} cannot be recorded: the trace could not be read any more. Record"
@@ -218,7 +218,8 @@ class TraceWriter(Closing):
     Args:
         episode: Id of the episode, for the file's first line.
         started_at: Seconds since the epoch; `None`: now. Ignored with `resume`.
-        resume: Continue an existing file. An incomplete last line is removed.
+        resume: Continue an existing file. An incomplete last line is removed, or completed if it lacks only
+            its newline.
 
     Raises:
         MCPConfigError: An argument cannot be used.

@@ -27,7 +27,7 @@ TRACE_FILE = "trace.jsonl"  # the name of the trace in a run folder
 
 
 def trace_in(path: str | os.PathLike[str]) -> Path:
-    """Return the trace in a run folder; a `path` that is no folder is the trace. Raises `MCPConfigError`."""
+    """Return the trace in the run folder `path`, or `path` if it is no folder. May raise `MCPConfigError`."""
     path = as_path(path, "A trace")
     return path / TRACE_FILE if os.path.isdir(path) else path  # noqa: PTH112 - never raises
 

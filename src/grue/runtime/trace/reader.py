@@ -181,7 +181,7 @@ class TraceReader(Generic[B]):
         return self._content(number, reference.sha256)
 
     def _restored(self, number: int, line: fmt.TraceLine, body: bytes) -> bytes:
-        """Return a body's JSON with the long strings put back that were moved into files."""
+        """Put the long strings that were moved into files back into a body's JSON, and return the JSON."""
         pieces: list[bytes] = []
         end, size = 0, len(body)
         for extract in line.extracts:

@@ -46,13 +46,13 @@ class Backlog:
 
     @property
     def busy(self) -> bool:
-        """Whether a call is pending or running."""
+        """`True` if a call is pending or running."""
         with contextlib.suppress(IndexError):
             return not self.calls[-1].done()
         return False
 
     def add(self, function: Callable[[], None]) -> None:
-        """Call `function` after the calls before it: in the backlog's thread or, if it cannot start, here."""
+        """Call `function` after the earlier calls, in the backlog's thread or, without one, in this one."""
         try:
             with self._changing:
                 if self._thread is None:
@@ -108,9 +108,9 @@ class Envelope(Struct, Generic[B], frozen=True, kw_only=True):
         receiver: Name of the mailbox that the message was put into, or of the sender of the ask that the
             message answers; `trace` for a note.
         cause: Number of the envelope that made the sender send this message; `None`: none is known.
-        redacted: Whether a secret in the body was replaced by a placeholder.
-        copied: Whether a fork repeats this message of a recorded turn. Nothing was sent or paid again.
-        is_long: Whether the body's JSON was encoded, and is so long that a thread should do the work on it.
+        redacted: `True` if a secret in the body was replaced by a placeholder.
+        copied: `True` if a fork has copied this message from a recorded turn. Nothing was sent or paid again.
+        is_long: `True` if the body's JSON was encoded, and is so long that a thread should do the work on it.
         reply_to: The `ReplyChannel` for the answer to an ask (`Mailbox.ask`); never part of a trace.
     """
 
@@ -255,7 +255,7 @@ class Recorder:
         return tuple(self._observers)
 
     def add(self, observer: Observer) -> None:
-        """Pass every further envelope to `observer`, which must not `record`; call any `added_to` it has."""
+        """Pass every further envelope to `observer`, which must not `record`; call its `added_to` if any."""
         self._observers.append(observer)
         added_to = getattr(observer, "added_to", None)
         if added_to is not None:
@@ -395,7 +395,6 @@ class Recorder:
 
 
 def _valid(value: Any) -> Any:
-    """Return `value` with U+FFFD in place of each lone surrogate in its texts and keys."""
     match value:
         case str():
             return well_formed(value)
