@@ -16,9 +16,9 @@ The rules:
 4.  After a server died, the calls that are not yet sent are skipped, and the final answer is forced. With
     `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
     iteration is left in which the model could use it.
-5.  A request of the phase `loop` offers tools as each server has listed them last (or will list them: rules
-    10 and 12), and its reply may be tool calls or text. Other requests offer no tools and ask for an answer
-    of the given schema, or for a summary.
+5.  A request of the phase `loop` offers the tools that each server has listed last, or probably will list
+    (rules 10 and 12). Its reply may be tool calls or text. Other requests offer no tools and ask for the
+    answer, or for a summary.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply of the
     phase `loop` with neither content nor calls. If a reply that should be the answer is empty, calls tools
     (or writes a call as text), is a refusal, was stopped early, or fails the host's check, the turn asks for
@@ -88,7 +88,7 @@ class IllegalEvent(Exception):  # noqa: N818 - a bug in the caller, and no error
 
 
 def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
-    """Return the next state and the commands, in order; `IllegalEvent` if the event cannot happen here."""
+    """Return the next state and the commands, in order. Raises `IllegalEvent` if `event` is not expected."""
     match state, event:
         case s.Idle(), m.RunTurn():
             return sessions.begin(event)  # check the model, open the sessions, or ask (rule 8)

@@ -1,4 +1,4 @@
-"""The part of the turn's state machine that asks the model, within the model's context window."""
+"""The part of the turn's state machine that asks the model, and makes prompts fit into the context window."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ _WINDOW = 128_000  # the context window, in tokens, that is assumed for `ToolSea
 
 
 def begun(run: m.RunTurn) -> Turn:
-    """Return the `Turn` with which the state machine starts the turn of `run`."""
+    """Return the `Turn` at the beginning of `run`."""
     turn = Turn(run=run, media_bytes=sum(image.bytes for image in run.images))
     if run.references == "now" and run.servers:
         turn = turn.referring()
@@ -144,11 +144,11 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     if turn.ledger is None:
         return turn
     ledger = turn.ledger.counted(reply.prompt_tokens)
-    # `usage` counts all tries of a request, `prompt_tokens` only the last one. If they differ, the output of
-    # earlier tries is counted too: pass 0, so that the ledger makes an estimate.
+    # `usage` counts all tries of a request, `prompt_tokens` only the last try. If the input tokens differ,
+    # `usage.output_tokens` includes earlier tries. Then pass 0, so that the ledger estimates the output.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # `output` may include thoughts, which are not sent back: limit it to the estimate for the rest.
+        # `output` may include thoughts, which are not sent back: limit it to the estimate for text and calls.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 
@@ -186,16 +186,16 @@ def _make_room(turn: Turn, new: Items, *, may_summarise: bool) -> tuple[Turn, fi
 def _said(turn: Turn, new: Items) -> Turn:
     _, ledger = _kept(turn)
     last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # This turn must not clear the user text, its task. A text without a `stub` is never cleared.
+    # The user text is the turn's task: without its `stub`, this turn cannot clear it.
     stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
     return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 
 
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
-    """Replace the conversation by a summary, except its first entry, the turn's user text and last reply."""
+    """Replace the history by `summary`, but keep its first entry, the turn's user text and the last reply."""
     _, ledger = _kept(turn)
     items = [m.UserText(SUMMARY.format(summary=summary.strip()))]
-    # Otherwise the user text is in the first entry, or in the request that waits for the summary.
+    # Repeat the user text, unless it is in the first entry, or in the request that waits for the summary.
     if turn.run.earlier and turn.requests > turn.summaries:
         items += [item for item in turn.opening if isinstance(item, m.UserText)]
     sizes = tuple(ContextItem(tokens=ledger.item_of(item, {}).tokens) for item in items)
@@ -206,7 +206,7 @@ def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:
 def _after_overflow(
     turn: Turn, overflow: ContextOverflow
 ) -> tuple[Turn, tuple[m.Cleared | m.Shortened, ...]]:
-    """Shorten a history refused as too long, but ask for no summary: that request would be too long too."""
+    """Shorten a history that was refused as too long. A request for a summary would be too long too."""
     policy, ledger = _kept(turn)
     ledger = ledger.counted(overflow.prompt_tokens or 0)
     windows = [size for size in (overflow.window_tokens, turn.window) if size is not None]

@@ -10,23 +10,25 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
   again once, with the limit that fits, if this is at least a fourth of the limit before.
 - If any other request is too long for the window and the agent can clear the history, the failure is reported
   at once. But if the status is 413 (the body is too large), the newest images and files are left out first.
-- Any other failure is retried as `RetryPolicy` says. Each kind is counted; `max_retries` limits all together.
+- Any other failure is retried as `RetryPolicy` says. Each kind of failure is counted by itself for its own
+  limit and backoff; `max_retries` limits all retries together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
-- A reply that does not end in time, or of whose stream no further piece comes in time, is requested only once
-  more: each try is billed, and a further one seldom ends better.
+- If a reply is not complete within its time limit, or its stream stalls halfway, it is requested only once
+  more: each try is billed, and a third one seldom ends better.
 - If a reply fails after some of its text was streamed, readers of the stream are told to discard that text.
 
 `LlmSettings.then` names the models that are asked if the first model fails. The rules of such a chain:
 
 - The next model is asked if all retries have failed and the endpoint cannot be reached, is overloaded (429,
   most 5xx and the like), does not answer in time, or sends a reply that breaks off or is damaged. After a
-  refusal or an invalid reply no other model is asked: it would hide the fault.
+  refusal or an invalid reply no other model is asked: its answer would hide the fault.
 - A model that has failed in such a way is paused (a circuit breaker): for 30 s, doubled with each failure in
   a row up to 15 minutes, or for longer (at most a day) if its endpoint asks for it. After the pause it is
   tried again, but without retries until it has answered.
-- A turn begins with the first model that is not paused, and stays with the model that has answered. A request
-  goes to each model at most once, to paused ones last, and with tools only to those that take them, if any.
+- A turn begins with the first model that is not paused, and stays with the model that has answered. For each
+  request, each model is tried at most once, and paused ones last. A request with tools goes only to models
+  that take tools; if none does, to the first.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ PARKED = (
 
 
 def progress(turn: Turn) -> m.TurnParked:
-    """Return the turn's progress as a `TurnParked`. Calls of a reply that is not settled are left out."""
+    """Return the turn's progress as a `TurnParked`, without a reply whose calls are not all settled yet."""
     return m.TurnParked(
         turn=turn.run.turn,
         requests=turn.requests + turn.sampled,

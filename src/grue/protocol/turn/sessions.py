@@ -7,7 +7,7 @@ request that offers them:
   starting, no check of tool support is under way, and the budget leaves more than this request.
 - Nothing follows from the reply before all servers have reported. A `StartupFailed` ends the turn.
 - The reply is used if each called tool is listed as presumed; else it is dropped, and the request is sent
-  again with the listed tools. So is a failed request, unless the servers have just the presumed tools.
+  again with the listed tools. A failed request is sent again too, unless all tools are as presumed.
 - If the request is still under way when all servers have reported, it is cancelled if every tool that it
   offers has changed or is not listed, unless it offers `find_tools` (`Turn.searching`).
 
@@ -110,7 +110,7 @@ def when_all_reported(state: s.AwaitingSessions) -> Transition:
 
 
 def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
-    """Return a note for each pattern of the request, or else of the tool policy, that matches no tool.
+    """Return a note for each pattern that matches no tool, in `RunTurn.tools` if set, else in the policy.
 
     There are no notes if not all tools are known: a server is missing, or serves tools that it does not list.
     """
@@ -191,7 +191,7 @@ def _ask_early(state: s.AwaitingSessions) -> Transition:
     if rewritten or not (
         isinstance(asked, s.AwaitingCompletion) and isinstance(request, m.RequestCompletion)
     ):
-        # The history has to be shortened first. By how much, depends on the tools that the servers will list.
+        # The history has to be shortened first. How much depends on the tools that the servers will list.
         return state, ()
     following = s.Presuming(
         turn=replace(asked.turn, tools=turn.tools, relisted=turn.relisted),
@@ -212,7 +212,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.Presuming(reply=None, turn=turn), m.CompletionReceived():
             return _when_verified(replace(state, turn=heard(turn, event), reply=event))
         case s.Presuming(reply=None, turn=turn), m.CompletionFailed(usage=usage):
-            counted = replace(event, usage=m.Usage())  # `refused` would count it again
+            counted = replace(event, usage=m.Usage())  # `refused` would count the usage again
             return _when_verified(replace(state, turn=turn.count(usage), reply=counted))
         case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage) | m.CompletionFailed(usage=usage):
             # The reply was on its way when the agent sent `DropCompletion`. Only its usage counts.

@@ -31,8 +31,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """The memory of a turn, passed from state to state.
 
     Attributes:
-        tools: The tools of all open sessions and of servers that start when they are called, in the order of
-            the servers, as far as `RunTurn.tools` selects them; then `read_result`, if it is offered.
+        tools: Those tools of all open sessions, and of servers that start when they are called, that
+            `RunTurn.tools` selects, in the order of the servers; then `read_result`, if it is offered.
         relisted: Whether the tools have changed since the last request that offered them.
         open: Servers whose session has to be closed before the turn ends.
         unstarted: Servers that start when they are called, and that no call has started yet.
@@ -40,7 +40,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         iterations: Replies with tool calls so far, to requests that offered tools.
         requests: Requests so far; in a resumed turn also those that were `sampled` before it was parked.
         sampled: Finished requests of servers to the model (sampling), which `usage` counts too.
-        batches: The number of the last batch of tool calls, or of notes about calls that belong to no batch.
+        batches: The last number given to a batch of tool calls, or to notes about calls that are not made.
         records: The settled tool calls. Those of a reply are added when all are settled, or the turn ends.
         media_bytes: Decoded size of the images, audio and files attached so far, the user's included.
         forced: Why the final answer was forced; empty if it was not.
@@ -141,7 +141,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return call if tool_of(named.name, listed, self.unlisted) is None else named
 
     def relist(self, listings: Mapping[m.ServerName, Tools]) -> Turn:
-        """Replace the tools of these servers by `listings`, as far as `RunTurn.tools` selects them."""
+        """Replace the tools of each server in `listings` by the listed ones that `RunTurn.tools` selects."""
         order = {name: position for position, name in enumerate((*self.run.servers, SERVER))}
         others = tuple(tool for tool in self.tools if tool.server not in listings)
         wanted = self.run.tools
@@ -210,7 +210,10 @@ class AwaitingSupport(Struct, frozen=True):
 
 
 class AwaitingSessions(Struct, frozen=True, gc=False):
-    """Waits for the sessions of `pending` and, if `asking`, the tool check; the next request adds `new`."""
+    """Waits for the servers in `pending` and, if `asking`, for the check that the model can call tools.
+
+    The next request adds `new` to the conversation.
+    """
 
     turn: Turn
     pending: Servers
@@ -233,7 +236,7 @@ class Presuming(Struct, frozen=True, kw_only=True):
 
 
 class AwaitingDrop(Struct, frozen=True):
-    """Waits until the LLM actor has dropped a reply; then the turn fails with `failure`, or asks again."""
+    """Waits for `ReplyDropped`. Then the turn fails with `failure`, or asks again if that is `None`."""
 
     turn: Turn
     failure: m.ServerFailure | None = None

@@ -6,9 +6,9 @@ The rules for the calls of a reply, besides those in `tool_loop.py` and, for dec
 - A call that an earlier process has sent, and that became a task, is neither asked about nor counted again.
 - If no person decides now, the turn is parked. A resumed turn judges the reply again. If the definition of a
   tool has changed, a question about its call is asked again, and a call that needs no approval is not made.
-- The tools of a server that starts when it is called (`RunTurn.when_called`) replace those that the model was
-  offered. If they differ, the session does not send calls of changed tools (`actors/mcp_session.py`), and the
-  next request offers the new list; otherwise it offers the same list as before, in the same order.
+- When a call has started a server (`RunTurn.when_called`), the tools that the server lists replace those that
+  the model was offered, unless only their order differs. The session does not send calls of changed tools
+  (`actors/mcp_session.py`), and the next request offers the new list.
 - If such a server does not start, calls of its tools are answered with the reason, and the turn goes on
   without these tools; or the turn fails, if `FailurePolicy.first_connect` is `raise` for this server.
 """
@@ -49,7 +49,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 
 
 def _send_runs(state: s.AwaitingTools, notes: CallNotes = ()) -> Transition:
-    """Start servers and send calls, if allowed now. If nothing is under way then, go on with the turn."""
+    """Start servers, and send the runs that need not wait. If nothing is under way, go on with the turn."""
     state, starts = _start_called(state)
     state, due = _due(state)
     if notes and due:
@@ -189,7 +189,7 @@ def _after_tools(state: s.AwaitingTools) -> Transition:
         return force(turn, "max_iterations", new)
     if turn.budget_reached:
         return force(turn, "budget", new)
-    # No tool may be left: servers can have removed their tools during the turn, or did not start.
+    # Perhaps no tool is left: servers may have removed their tools during the turn, or failed to start.
     return ask(turn, "loop" if turn.can_call else "only", new)
 
 
@@ -319,7 +319,7 @@ def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = No
 def _questions(
     turn: Turn, reply: s.JudgedReply, answered: frozenset[str] = frozenset()
 ) -> tuple[ApprovalQuestion, ...]:
-    """Return a question about each call that needs approval or is in `answered`."""
+    """Return a question about each call that needs approval, or whose id is in `answered`."""
     show = turn.run.show_schemas
     return tuple(
         question_about(each.call.call_id, each.tool, each.arguments, each.terms.reason, show_schema=show)
