@@ -1476,6 +1476,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         waits: The turn's requests are sent in a provider's batches. A later process may continue the turn.
         binds_arguments: Set in new turns with `tool_search`. Then a call of `call_tool` is not made if the
             tool's arguments are beside `name` and not in `arguments`: the tool would run without them.
+        place: The position of the turn's request in its `Runner.map`, from 1; `None`: none, or `turn`.
 
     Old traces lack many of these fields. Their turns are replayed with the defaults.
     """
@@ -1513,6 +1514,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     waits: bool = False
     binds_arguments: bool = False
     restates_answer: bool = False
+    place: int | None = None
 
     @property
     def conversation(self) -> ConversationId:

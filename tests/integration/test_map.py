@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,9 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
+from grue.tracing import replay as replays
+from grue.tracing.reading import open_episode
+from grue.tracing.turn_slices import split_turns
 
 Say = Callable[[str], LlmReply]
 
@@ -271,6 +275,34 @@ def test_a_batch_does_not_touch_the_runners_own_turns() -> None:
         first = runner.run_turn(numbered(1)[0])
         list(runner.map(numbered(3)))
         assert (first.turn, runner.run_turn(numbered(1)[0]).turn) == (1, 2)
+
+
+def test_turns_of_two_batches_and_beside_them_have_numbers_of_their_own(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    one, other = asks("a", "b", "c", "d"), asks("e", "f", "g")
+    with model(tool="f.echo") as asked:
+        tools = {"servers": {"f": FunctionTools({"echo": lambda text: text})}}
+        with asked.runner(trace=trace, **tools) as runner:
+            runner.run_turn(*asks("before"))
+            first, second = runner.map(one, concurrency=1), runner.map(other, concurrency=2)
+            found = [next(first), next(second)]
+            with ThreadPoolExecutor(3) as pool:
+                beside = pool.submit(runner.run_turn, *asks("beside"))
+                rests = [pool.submit(list, first), pool.submit(list, second)]
+                found += [item for rest in rests for item in rest.result()]
+            after = list(runner.map(asks("h", "i")))
+            turns = [item.outcome.turn for item in found if item.outcome] + [beside.result().turn]
+            assert len(set(turns)) == 8
+            assert [item.outcome.turn for item in after if item.outcome] == [1, 2]
+        assert "identical: 11 turns" in "".join(replays.render(replays.replay(open_episode(trace))))
+        slices = list(split_turns(open_episode(trace)))
+        assert sum(turn_slice.begun and turn_slice.over for turn_slice in slices) == 11
+        before = len(asked.asked)
+        with asked.runner(**tools) as runner:
+            for requests in (one, other):
+                items = list(runner.map(requests, resume_from=trace))
+                assert all(item.recalled for item in items)
+        assert len(asked.asked) == before
 
 
 BATCH = """

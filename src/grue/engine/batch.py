@@ -16,7 +16,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine import turn as turns
@@ -33,7 +32,7 @@ from grue.tracing.reading import EpisodeEnvelope, open_episode
 T = TypeVar("T")
 
 
-_Asked: TypeAlias = tuple[int, bytes]  # a turn's number, and a digest of its request and of its history
+_Asked: TypeAlias = tuple[int, bytes]  # a turn's place in its batch, and a digest of its request and history
 
 
 class _Begun(Struct):
@@ -149,11 +148,11 @@ def _asked(command: m.RunTurn, past: m.HistoryReference | None) -> _Asked:
     place = None if past is None else (past.length, past.digest)
     offered = (command.servers, command.tools)
     words = (command.system, command.user, offered, command.answer, place, command.images)
-    return command.turn, hashlib.sha256(msgspec.json.encode(words)).digest()
+    return command.place or command.turn, hashlib.sha256(msgspec.json.encode(words)).digest()
 
 
 def asks_the_same(one: m.RunTurn, other: m.RunTurn) -> bool:
-    """Return whether two turns have the same number, texts, images, servers, tools and answer schema."""
+    """Return whether two turns have the same place in a batch, texts, images, servers, tools and schema."""
     return _asked(one, None) == _asked(other, None)
 
 
@@ -175,6 +174,11 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
 
     Raises `MCPError` in place of the result of the first turn that the closed runner did not take.
     """
+    with batch.settings.wiring.under_way.in_use():
+        yield from _results(requests, batch)
+
+
+def _results(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
     last = length_hint(requests, 0) - 1
     numbered = enumerate(requests)
     waiting: deque[tuple[int, _Started[T]]] = deque()
@@ -202,7 +206,8 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
 def _start(index: int, request: TurnRequest[T] | str, batch: Batch, episode: Episode) -> _Started[T]:
     try:
         request = turns.as_request(request)
-        turn = HostTurn(replace(request, turn=index + 1), batch.settings, EpisodeMemory())
+        turn = HostTurn(request, batch.settings, EpisodeMemory())
+        turn.place = index + 1
         completed = _completed(turn, index + 1, batch.resume_from)
     except Exception as error:  # noqa: BLE001 - an invalid request must not end the others
         return BatchItem(index=index, error=as_ours(error))

@@ -469,15 +469,14 @@ class Runner(AsyncToolAccess, Closing):
     ) -> Iterator[BatchItem[TurnOutcome[T]]]:
         """Run many turns in parallel; yield a `BatchItem` for each, in order: `index`, `outcome` or `error`.
 
-        Each turn is a separate episode. Its number is its position, from 1. It has sessions of its own, but
-        with `keep="sessions"` each of the `concurrency` workers keeps one session per server for all its
-        turns. With `start="after_turn"` or `"beside_turn"` sessions for at most `concurrency` further turns
-        are prewarmed, beside the running turns. The turns share the model's endpoint, the recorder and the
+        Each turn is a separate episode. Its number is its position, from 1, or a higher number if the runner
+        runs other turns beside the batch. It has sessions of its own, but with `keep="sessions"` each of the
+        `concurrency` workers keeps one session per server for all its turns. With
+        `start="after_turn"` or `"beside_turn"` sessions for at most `concurrency` further turns are
+        prewarmed, beside the running turns. The turns share the model's endpoint, the recorder and the
         runner's budget; turns that are running when the budget is used up may exceed it. A failed turn yields
         an item with the error. At most twice `concurrency` requests are read ahead, but with `batch` all. If
         iterating over `requests` raises, the batch ends. Closing the iterator cancels the running turns.
-        While a batch runs, run no other batch or turn with its runner: one trace could not tell turns of the
-        same number apart.
 
         Args:
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the iterating thread.

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from shlex import quote
@@ -383,10 +384,10 @@ class EpisodeMemory:
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
 
-    def start(self, number: int | None) -> int:
-        """Begin a turn and return its number; if `number` is `None`, it is the highest so far plus 1."""
+    def start(self, number: int | None, above: int = 0) -> int:
+        """Begin a turn and return its number; if `None`, it is the highest so far, or `above`, plus 1."""
         with self._lock:
-            self.turn = self._highest + 1 if number is None else number
+            self.turn = max(self._highest, above) + 1 if number is None else number
             self._highest = max(self._highest, self.turn)
             return self.turn
 
@@ -500,6 +501,7 @@ class HostTurn(Generic[T]):
 
     is_resumed = False
     waits = False
+    place: int | None = None  # the request's position in `Runner.map`, from 1
     record: TurnsPast | None = None  # the recorded beginning of a fork, or of a turn that has waited
     earlier: EarlierResults | None = None  # in a fork: finds the tool results of earlier turns
     begun: History | None = None  # the entries that a resumed turn added before it was resumed
@@ -514,9 +516,12 @@ class HostTurn(Generic[T]):
 
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
         """Run the turn. Raises `TurnPostponed`, or as `Runner.run_turn` does; cancellation ends the turn."""
-        wiring, number = self._settings.wiring, self._memory.start(self._request.turn)
-        with _inside_turn(wiring), wiring.under_way.running(number):
-            return await self._run(number, resources)
+        wiring, start = self._settings.wiring, partial(self._memory.start, self._request.turn)
+        under_way = wiring.under_way
+        with _inside_turn(wiring), under_way.in_use() if self.place is None else contextlib.nullcontext():
+            number = under_way.number(start, self.place)
+            with under_way.running(number):
+                return await self._run(number, resources)
 
     async def _run(self, number: int, resources: TurnResources) -> TurnOutcome[T]:
         settings, memory, request = self._settings, self._memory, self._request
@@ -613,6 +618,7 @@ class HostTurn(Generic[T]):
             repair_request += "\n" + SCHEMA_IN_WORDS.format(schema=schema)
         return m.RunTurn(
             turn=number,
+            place=None if self.place == number else self.place,
             system=well_formed(request.system),
             user=well_formed(request.user),
             servers=servers_for(request.tools, settings.wiring.servers),

@@ -47,15 +47,17 @@ from grue.transports.mcp.client_options import ClientOptions
 
 
 class TurnsUnderWay:
-    """The turns of a runner that are running. Thread-safe.
+    """The turns of a runner that are running, and their numbers. Thread-safe.
 
     In a trace, a running turn looks like one whose process was killed. This class keeps a process from
-    resuming a turn that it is running itself.
+    resuming a turn that it is running itself. And it gives different numbers to turns that run at the same
+    time, because a trace tells the messages of its turns apart by the number.
     """
 
     def __init__(self) -> None:
         self.conversations: WeakValueDictionary[str, KeptConversation] = WeakValueDictionary()
         self._running: Counter[int] = Counter()
+        self._highest = 0
         here_and_in_children(self._make_lock)
 
     def _make_lock(self) -> None:
@@ -63,6 +65,33 @@ class TurnsUnderWay:
         self.resuming = threading.Lock()  # held while a caller finds out which turn to resume
         # Held while a fork runs: two forks of one turn have its number, so a trace would mix their messages.
         self.forking = threading.Lock()
+        self._users = 0  # open batches, and running turns that are in no batch
+        self._shared = False  # whether there was more than one user at a time since there was none
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Count a batch, or a turn that is in no batch, within the block."""
+        with self._lock:
+            self._users += 1
+            self._shared = self._shared or self._users > 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users = max(0, self._users - 1)  # a forked child begins with 0
+                self._shared = self._shared and self._users > 0
+
+    def number(self, start: Callable[[int], int], place: int | None) -> int:
+        """Return the number of a turn that begins.
+
+        A turn of a batch has its `place` in the batch as its number, or a higher number if other turns run
+        beside the batch. For other turns, `start` returns a number above its argument.
+        """
+        with self._lock:
+            above = self._highest if self._shared else 0
+            number = start(above) if place is None else place if place > above else above + 1
+            self._highest = max(self._highest, number)
+            return number
 
     @contextlib.contextmanager
     def running(self, turn: int) -> Iterator[None]:

@@ -16,6 +16,21 @@ def test_a_turn_is_running_until_each_that_began_it_has_ended() -> None:
     turns.require_ended(1)
 
 
+def test_turns_beside_each_other_have_different_numbers() -> None:
+    turns = TurnsUnderWay()
+
+    def number(place: int | None = None) -> int:
+        return turns.number(lambda above: above + 1, place)
+
+    with turns.in_use():
+        assert [number(place=1), number(place=3), number(place=2)] == [1, 3, 2]
+        with turns.in_use():
+            assert [number(place=1), number(place=4), number(), number(place=9)] == [4, 5, 6, 9]
+        assert number(place=5) == 10
+    with turns.in_use():
+        assert [number(place=1), number()] == [1, 1]
+
+
 def test_of_a_turn_that_has_ended_nothing_is_kept() -> None:
     turns = TurnsUnderWay()
     for turn in range(1, 100):
