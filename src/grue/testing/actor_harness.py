@@ -132,7 +132,7 @@ class Asked:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the actor has replied, or the ask has failed."""
+        """`True` if the actor has replied, or the ask has failed."""
         return self._reply.done()
 
     @property
@@ -209,7 +209,7 @@ class ActorHarness:
 
     @property
     def is_running(self) -> bool:
-        """Whether the actor was started and has not ended."""
+        """`True` if the actor was started and has not ended."""
         return self._actor is not None and not self._ended.is_set()
 
     def mailbox(self, name: str, *, bound: int = BOUND) -> Mailbox[Any]:
@@ -368,7 +368,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             finally:
                 self._working.discard(thread)
 
-        # Note which threads this starts: the executor keeps them, so later they may be idle.
+        # Remember the threads that this call starts: the executor keeps them, so later they may be idle.
         before = set(threading.enumerate())
         call = super().run_in_executor(executor, work)
         self._workers |= set(threading.enumerate()) - before
@@ -377,7 +377,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return call
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake the callers of `idle`; without any, advance the clock (without a timer: raise `Deadlock`)."""
+        """Wake the callers of `idle`. If there are none, advance the clock by `timeout_s`.
+
+        Raises `Deadlock` if `timeout_s` is `None`, which means that there is no timer.
+        """
         waiting, self._waiting_for_idle = self._waiting_for_idle, []
         for waiter in waiting:
             if not waiter.done():

@@ -91,8 +91,8 @@ def _compared(wanted: Called, call: m.ToolCallRecord) -> list[tuple[str, object,
 
 
 def _same(wanted: object, found: object) -> bool:
-    # Python's `==` lets `unittest.mock.ANY` equal every value, which is wanted, but also lets `True` equal 1,
-    # which is not. So JSON values that `==` calls equal and that differ, as these do, count as different.
+    # Python's `==` lets `unittest.mock.ANY` equal every value, which is wanted, and `True` equal 1, which is
+    # not. So the JSON is compared as well: a difference there between values that `==` calls equal counts.
     differing = Comparison().differences(as_json(wanted), as_json(found))
     return wanted == found and not any(each.left == each.right for each in differing)
 

@@ -39,7 +39,7 @@ REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nonsense": ("faulty/nonsense", {}),
 }
 
-# The choices of `--after-listing`: what the server does without having been asked.
+# The choices of `--after-listing`: what the server does by itself, once it has listed its tools.
 UNPROMPTED_ACTIONS = ("exit", "kill", "close-stdout", "noise", "change-tools")
 GARBAGE = (
     b"Server listening...",
@@ -237,7 +237,7 @@ class _FaultyServer:
             yield line
 
     def _fails(self, phase: str) -> bool:
-        """Carry out a fault that prevents the answer in this phase. Return whether the answer is left out."""
+        """Carry out the fault, if any, that prevents an answer in this phase. Return whether to send none."""
         flags = self._flags
         if flags.exit_at == phase:
             sys.stderr.flush()

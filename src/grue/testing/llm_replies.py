@@ -47,7 +47,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
     events: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the body's type here. Otherwise the tested client would only see a broken connection."""
+        """Refuse a wrong type now. Later the tested client would only see a broken connection."""
         if not isinstance(self.body, bytes | bytearray | memoryview):
             raise TypeError(f"LlmReply: body= wants bytes, not {type(self.body).__name__}.")
 
@@ -115,7 +115,7 @@ def refusal_reply(words: str) -> LlmReply:
 def completion(
     message: Mapping[str, object], *, finish_reason: str = "stop", usage: Mapping[str, object] | None = None
 ) -> LlmReply:
-    """Return a completion with this message, unchecked. Default usage: 10 prompt, 5 completion tokens."""
+    """Return a completion with any `message`. Default `usage`: 10 prompt tokens, 5 completion tokens."""
     _check_form("completion", "message", message, Mapping)
     counted = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     return json_reply(

@@ -187,7 +187,8 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         path: The URL's path and query, such as `/v1/chat/completions`.
         headers: The headers, with their names in lower case.
         body: The parsed body; empty if it is not a JSON object.
-        refused: Why the server refused the request; `None`: it did not, or only for its length or its path.
+        refused: Why the server refused the request; `None`: it accepted the request, or refused it only for
+            its length or its path.
         dialect: The format of the request, by the path; `chat` for an unknown path.
         chat: The body translated to chat completions; empty if the body is malformed or a header is missing.
     """
@@ -455,7 +456,7 @@ def _wake(connection: socket.socket) -> None:
 
 
 def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply, dict[str, list[Json]]]:
-    """Return the reply, if possible in `dialect`, and the reasoning that later requests must repeat."""
+    """Return `said`, in `dialect` if possible, and the reasoning that later requests must repeat."""
     raw = said.then != "keep" and said.after is None
     reply = None if raw else dialect.reply(said.body, said.status, request)
     if reply is None:

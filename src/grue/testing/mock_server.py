@@ -152,7 +152,8 @@ class MockServer(MCPServer[Any]):
         page_size: Number of items in a page of each list, at least 1; `None`: everything in one page.
         without: Features to switch off. Their methods are answered with "method not found".
         era: The protocol revisions that the server speaks. `initialize`: the older ones, in which a client
-            begins with the request `initialize`. `stateless`: 2026-07-28, which has none. `both`: all.
+            begins with the request `initialize`. `stateless`: 2026-07-28, which does not have that request.
+            `both`: all.
 
     Raises:
         MissingDependencyError: On import, if `mcp` is missing.

@@ -169,7 +169,7 @@ def _exited(pidfd: int, within_s: float) -> bool:
 def _ids_since(first: int, age_s: float) -> Iterable[int]:
     """Return ids that include those of all processes younger than `first`, which is `age_s` seconds old."""
     # The kernel assigns ascending ids, and then starts again with low ids. If it may have assigned all ids
-    # since, any id may be newer.
+    # since `first` was started, any id may be newer.
     newest, highest = int(_read("/proc/loadavg").split()[-1]), int(_read("/proc/sys/kernel/pid_max"))
     if age_s > highest / _IDS_PER_S:
         return _listed()

@@ -350,7 +350,7 @@ def _disown_all() -> None:
 
 
 def _await_empty(pgid: int) -> None:
-    """Wait up to `_DEATH_S` until a killed group has no live member. Until then its id is not reused."""
+    """Wait up to `_DEATH_S` until a killed group has no live member. Its members keep its id from reuse."""
     deadline = time.monotonic() + _DEATH_S
     pause_s = 0.0002
     while _has_members(pgid) and time.monotonic() < deadline:

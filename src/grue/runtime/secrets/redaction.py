@@ -499,7 +499,7 @@ def crosses_strings(written: bytes, start: int, end: int) -> bool:
 _HEADERS = tuple(tuple((char,) for char in name) for name in ("authorization", "api-key", "bearer "))
 # Not `(...)*+`: before Python 3.11.5, such a group also consumes the repetition in which a lookahead fails.
 _LINE = r"[^\n\\]*+(?>(?:\\(?!n)[^\n\\]*+)*)"
-# An authorisation header or a bearer token at the end of the text. Its value may continue.
+# An authorisation header or a bearer token at the end of the text. Its value may go on in the next piece.
 _OPEN = re.compile(
     rf"""(?ia)(?:(?:authorization|api-key)["'\\]{{0,64}}+[ \t]*+(?:[:=]{_LINE})?|bearer ++[^\s"'\\]*+)\Z"""
 )

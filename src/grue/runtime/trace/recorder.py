@@ -274,7 +274,7 @@ class Recorder:
             )
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Call these functions, in place of those set before, with each message of their type, unredacted."""
+        """Set the functions that get each message of a type, unredacted. They replace the earlier ones."""
         self._watched = watched
 
     def record(

@@ -149,7 +149,7 @@ class Playbook(Struct, frozen=True):
 def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int | None:
     """Return how many of `commands` were played before `turn` (from 1); `None`: `recent` does not tell."""
     # A host plays an idle command such as `look` in a turn that has failed. So if `recent` is not what the
-    # script has just before this turn, search the script backwards for what is not idle in `recent`.
+    # script has just before this turn, search the script backwards for `recent` without its idle commands.
     due = turn - 1
     played = [command.casefold() for command in recent]
     if played == list(commands[max(0, due - len(played)) : due]):

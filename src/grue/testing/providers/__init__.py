@@ -1,5 +1,5 @@
 """The providers' formats for requests and batches, and what providers refuse.
 
-Nothing here may import the client's own encoders in `grue.protocol.chat_wire`. Both follow the providers'
-documents, but not each other, so that tests find a mistake that only one side has.
+No module in this package may import the client's own encoders in `grue.protocol.chat_wire`. The package and
+those encoders both follow the providers' documents, but not each other: so tests find a mistake in either.
 """

@@ -37,7 +37,7 @@ class BatchFaults(Struct, kw_only=True):
     """
 
     looks: int = 0  # how many GET requests show a batch as running before it ends
-    # `failed`: no request is answered; for Anthropic, as `completed`
+    # `failed`: no request is answered; Anthropic's batches cannot fail, so they end as `completed`
     ends: Literal["completed", "expired", "cancelled", "failed"] = "completed"
     why: str = "the file could not be read"  # the reason of a `failed` batch
     # gets a request's id; `None`: the request is answered; `lost`: it is missing in the results

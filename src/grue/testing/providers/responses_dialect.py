@@ -387,7 +387,7 @@ def _pairs(items: list[Json]) -> Iterator[str]:
 
 
 def _reasoning(items: list[Json], owed: Owed, *, kept: bool) -> Iterator[str]:
-    """Yield errors: a reasoning item is changed, unknown, left out before a call, or lacks what followed."""
+    """Yield errors: reasoning is changed, unknown, left out before a call, or without its call or answer."""
     # With `kept`, the endpoint stores its replies, so a request may leave out an item's encrypted content.
     sent = {item["id"]: item for group in owed.values() for item in group}
     run: list[str] = []
