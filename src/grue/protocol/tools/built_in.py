@@ -2,8 +2,8 @@
 
 Calls of these tools go to one server, `SERVER`, an actor of the turn (`actors/built_in.py`). They have no
 effect outside the turn, so no policy judges them. With many tools (`ToolSearch.above`), the model is offered
-`find_tools` and `call_tool` in place of most of the servers' tools. A call of `call_tool` becomes a call of
-the named tool before anything else is decided; the conversation keeps the call as the model wrote it.
+`find_tools` and `call_tool` in place of most of the servers' tools. A call of `call_tool` is replaced by a
+call of the named tool, which the policy then judges. The conversation keeps the call as the model wrote it.
 
 To add a tool, put its definition here, offer it in `turn/states.py`, and put the code that answers its calls
 into `tool_sessions/`. `_built_in` in `engine/turn_actors.py` connects the two.
@@ -102,10 +102,10 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 
 
 def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
-    """Return the call that a call of `call_tool` asks for; unchanged if it is no such call, or names no tool.
+    """Return the call that `call` makes through `call_tool`; `call` itself if it makes none.
 
-    It is also unchanged if it has other members than `name` in place of `arguments`, because the tool would
-    run without them. `bind=False` lets it run, as it did in old traces.
+    `call` makes none if it has other members beside `name`, but not `arguments`: the tool would run without
+    them. With `bind=False` the tool does run without them, as in old traces.
     """
     if call.name != CALL_TOOL.name:
         return call

@@ -3,8 +3,8 @@
 `steps_of` says what a session does for a batch, step by step. The rules:
 
 - Calls are made one at a time, because a server may handle concurrent requests in any order.
-- After a timeout the rest of the batch is skipped, because the server may still be at work on the call,
-  unless `FailurePolicy(after_timeout="continue")`. It is also skipped after the server's death.
+- After a timeout the rest of the batch is skipped, because the server may still be at work on the call. With
+  `FailurePolicy(after_timeout="continue")` it is made. After the server's death it is always skipped.
 - A call that an earlier process has sent (`ServerCall.task`) is not sent again. If the server does not run or
   does not know the task, the answer to the call says that the call may have taken effect.
 - A call is not sent if the tool does not accept its arguments, or has changed since the call was allowed. It
@@ -37,7 +37,7 @@ from grue.protocol.tools.results import MediaRoom
 _LONGEST_NAME = 200
 _MOST_MEANT = 3
 _MOST_GUESSED = 20
-"""After so many rejected calls of a reply, no similar tool name is looked for: it takes a millisecond."""
+"""After so many rejected calls of a reply, no similar tool name is looked for: each search takes 1 ms."""
 
 _ALIKE = 0.8
 Records: TypeAlias = tuple[m.ToolCallRecord, ...]
@@ -105,7 +105,7 @@ def is_as_decided(
     *,
     serves_unlisted: bool = False,
 ) -> bool:
-    """Return whether a call's tool has not changed since the call was allowed, as far as that is known."""
+    """Return whether a call's tool is the same as when the call was allowed; `True` if that is not known."""
     if not call.definition or call.task is not None:
         return True
     tools = [tool for tool in listed if tool.tool == call.tool]
@@ -188,7 +188,7 @@ def _unknown(name: str) -> str:
 
 
 def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
-    """Return runs of calls to one server; with `bind`, calls without a task get their tool's digest."""
+    """Group calls into runs (see `Run`). With `bind`, calls without a task get the digest of their tool."""
     digests: dict[tuple[str, str], str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
     for valid in calls:
@@ -280,7 +280,7 @@ def tool_messages(
 ) -> tuple[m.ToolMessage, ...]:
     """Return the tool messages of a reply's calls, in order; `room` collects their attachments.
 
-    `plain`: a tool's text is not put into JSON, and with `refers` a cut one gets a handle for `read_result`.
+    `plain`: texts are not put into JSON, and with `refers`, a cut text names a handle for `read_result`.
     """
 
     def told(item: m.ToolCallRecord) -> tool_results.Told:
@@ -301,7 +301,7 @@ def _note_on(item: m.ToolCallRecord) -> str:
 
 
 class MakeCall(Struct):
-    """Record `called` and make the call, or refuse it unrecorded. In either case set `settlement`.
+    """Record `called` and make the call, or refuse the call and record nothing. Then set `settlement`.
 
     Before the call, and after the `last` call of the batch, report the server's tools if they have changed.
     """

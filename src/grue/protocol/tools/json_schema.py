@@ -1,4 +1,4 @@
-"""Compare a JSON value with a JSON Schema by the library `jsonschema-rs`. Both may be hostile.
+"""Compare a JSON value with a JSON Schema by the library `jsonschema-rs`. Value and schema may be hostile.
 
 The library holds the GIL, cannot be stopped, and exhausts the stack on a long chain of references. So grue
 first computes how much work a check can be: the number of schema parts that can apply to one place of a
@@ -24,10 +24,11 @@ MAX_SCHEMA_BYTES = 30_000
 MAX_VALUE_BYTES = 1_000_000
 
 _MOST_STEPS = 10_000_000
-"""The most `_most_parts` times nested values (or bytes, if the schema has patterns) of a check: under 1 s."""
+"""The limit on the work of a check (under 1 s): `_most_parts` times the number of nested values, or times the
+number of bytes if the schema has patterns."""
 
 _MOST_PARTS = 2_000  # the most keywords and items of the schema parts that apply to one place
-_DEEPEST = 60  # Deepest nesting of the parts that apply to one place. The validator's stack grows with it.
+_DEEPEST = 60  # the deepest nesting of the parts that apply to one place; the validator's stack grows with it
 _MOST_TOLD = 2_000
 """The most nested values for which a fault in `anyOf` or the like is described: the validator copies all."""
 
@@ -85,7 +86,7 @@ class NotCheckedError(Exception):
 
 
 def check_of(schema: m.JsonObject) -> Check:
-    """Return the check by a schema, often from a cache. An unusable schema may raise anything: see `reason`.
+    """Return the check by `schema`, often from a cache. An unusable schema may raise any exception.
 
     A property with a default may be left out, even if it is `required`: some libraries write such schemas.
     """
@@ -217,7 +218,7 @@ def _shown(value: object) -> str:
 
 
 def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) -> Any:
-    """Return what is checked of a schema. `names`: the keys of `part` are names, not keywords."""
+    """Return a `part` of a schema without what is not checked. `names`: its keys are names, not keywords."""
     if isinstance(part, list):
         return [_checkable(inner, whole_schema) for inner in part]
     if not isinstance(part, dict):
@@ -286,7 +287,7 @@ def _anchors(schema: m.JsonObject) -> dict[str, m.JsonObject]:
         outside = (str(part[key]) for key in _REFERENCES if isinstance(part.get(key), str))
         own = any(isinstance(part.get(key), str) for key in ("$schema", "$id"))
         if own or not all(reference.startswith("#") for reference in outside):
-            # The validator may know the other schema, but it is not known here how much work a check is.
+            # The validator may know the other schema, but grue cannot tell how much work a check would be.
             raise NotCheckedError("it refers to something outside, or is made of several schemas")
         for key in ("$anchor", "$dynamicAnchor"):
             name = part.get(key)

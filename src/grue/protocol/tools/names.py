@@ -2,7 +2,7 @@
 
 The canonical name is `{server}.{tool}`, or `ToolDefinition.full_name` if that is set. MCP allows dots and 128
 characters in a tool's name. Most endpoints allow only letters, digits, `_` and `-`, at most 64 of them.
-So `WireNames` gives each tool a name for them.
+So `WireNames` gives each tool a wire name, which these endpoints accept.
 
 Source: R8.1, R8.2, R8.3, R8.4, P33, P34, P35, P36
 """
@@ -30,7 +30,7 @@ Tools: TypeAlias = tuple[m.ToolDefinition, ...]
 Servers: TypeAlias = tuple[m.ServerName, ...]
 
 SERVER = m.ServerName("grue.tools")
-"""The server of the built-in tools. Users cannot give this name: in theirs, a dot may only follow `mcp`."""
+"""The server of the built-in tools. Users cannot give this name, because of its dot (see `MCP_PREFIX`)."""
 
 MCP_PREFIX = "mcp."
 """Except in `SERVER`, a server's name may have a dot only at the end of this prefix. The agent loop puts it
@@ -92,7 +92,7 @@ class WireNames:
             self.to_wire(name)
 
     def to_wire(self, name: str) -> str:
-        """Return the wire name. A new name is added, even one that only a model's call in the history has."""
+        """Return the wire name. A new name is added: a call in the history may name an unlisted tool."""
         if self.style == "canonical":
             return name
         if name not in self._wire:
@@ -161,7 +161,7 @@ def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObj
 class ToolRoutes(Struct, frozen=True):
     """Tools by the name to show (`listed`), and by each name that calls them (`called`).
 
-    A bare name of several tools calls the last one. `shadowed`: each later tool, with the one before it.
+    A bare name of several tools calls the last one. `shadowed`: pairs of a later tool and the one before it.
     """
 
     listed: dict[str, m.ToolDefinition]
@@ -198,7 +198,7 @@ _DIGITS = 40
 
 
 def read_arguments(text: str, room: int = MAX_CHARS) -> m.JsonObject | str:
-    """Return the arguments in `text`, or an error; `room`: the characters that earlier calls have left."""
+    """Return the arguments in `text`, or an error. `room`: how many characters `text` may have, at most."""
     if text.endswith(CUT_MARK):
         return "the reply was cut at its length limit before its arguments were whole: make the call again"
     if not text.strip():

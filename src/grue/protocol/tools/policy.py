@@ -84,7 +84,7 @@ def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
 def judge(
     policy: ToolPolicy, tools: Iterable[m.ToolDefinition], used: Mapping[str, int]
 ) -> tuple[tuple[Terms, ...], dict[str, int]]:
-    """Return the `Terms` of a call of each of these tools, and `used` plus the calls that are not denied.
+    """Return the `Terms` of calls, one of each of `tools`, and `used` plus the calls that are not denied.
 
     `used`: for each tool that has a `max_calls`, its calls in this turn.
     """
@@ -219,7 +219,7 @@ def unmatched_patterns(patterns: Iterable[str], names: Iterable[str]) -> tuple[s
 
 
 def may_match_tools_of(pattern: str, server: str) -> bool:
-    """Return whether a pattern may match a tool of a server, whatever its tools. Only `False` is certain."""
+    """Return whether a pattern may match some tool of a server. Only `False` is certain."""
     literal, own = re.split(r"[*?[]", pattern, maxsplit=1)[0], f"{server}."
     return literal.startswith(own) or own.startswith(literal)
 

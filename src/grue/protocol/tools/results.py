@@ -98,7 +98,7 @@ class MediaRoom:
 
 
 def text_in(mime: object, data: str) -> str | None:
-    """Return the text in base64 data; `None` if the type is not textual, or if it is no text or too long."""
+    """Return the text in base64 `data`; `None`: `mime` is no text type, or `data` is too long or no text."""
     if not isinstance(mime, str) or not _TEXTUAL.match(mime) or decoded_bytes(data) > _MAX_TEXT_BYTES:
         return None
     try:
@@ -192,7 +192,7 @@ NAME_SEPARATORS = re.compile(r"[./:]|__")
 NOT_USED = "The server '{server}' could not be used: {reason}"
 SKIPPED_TOO_LATE = "Skipped: no more tools may be called; give the final answer"
 INTERRUPTED = "interrupted; it may have taken effect"
-"""The answer to a call that was sent and has no result, for example because the turn ended before."""
+"""The answer to a call that was sent and has no result, for example because the turn ended first."""
 NOT_CALLED = "not called: the turn ended before"
 
 
@@ -334,7 +334,7 @@ def told_plainly(
     *,
     handle: str = "",
 ) -> Told:
-    """Return a result for the model as text. A cut one names `handle`, if given, for use by `read_result`."""
+    """Return a result as text for the model. A cut text names `handle`, if given, for `read_result`."""
     before = len(room.attachments) if room else 0
     said = "\n".join(filter(None, (note, *_parts(result, room, _plain))))
     attached = tuple(room.attachments[before:]) if room else ()
@@ -456,7 +456,7 @@ def cut_middle(content: str, max_chars: int) -> str:
 
 
 def without_middle(text: str, kept: int) -> str:
-    """Return a text; of a longer one, only `kept` characters, with a marker in place of its middle."""
+    """Return the text. If it is longer than `kept` characters, replace its middle by a marker."""
     if len(text) <= kept:
         return text
     end = len(text) - kept // 2
@@ -479,7 +479,7 @@ def _bounded(shown: m.JsonObject, max_chars: int, whole: str) -> str:
 
 
 def _readable(content: object, room: MediaRoom | None) -> object:
-    """Return content blocks as the model reads them, without base64, and malformed or other content as is."""
+    """Return content blocks as the model reads them, without base64. Any other content stays as it is."""
     blocks = content if isinstance(content, list) else ()
     if not all(isinstance(block, dict) and isinstance(block.get("type"), str) for block in blocks):
         return content
