@@ -77,13 +77,13 @@ class HostPort(Struct, frozen=True):
 class Sandbox(Struct, frozen=True, kw_only=True):
     """What a program in this box may do. The kernel and grue's proxy enforce it.
 
-    Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` becomes
-    its text. A folder stands for everything in it. The program may also use what `preset` says, and parts of
-    the system, such as installed programs and libraries.
+    Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` is
+    converted to text. A folder stands for everything in it. The program may also use what `preset` says, and
+    parts of the system, such as installed programs and libraries.
 
     Attributes:
         preset: `pure`: the program's own files and a scratch folder, no network. `files`: also the workspace,
-            which is the program's working directory, to read and write. `web`: `pure` with the network.
+            which is the program's working directory, to read and write. `web`: like `pure`, with the network.
         read: Files and folders that the program may read.
         write: Files that the program may read and write, and folders in which it may also make, rename and
             delete files. All have to exist.
@@ -97,7 +97,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
         network: `True`: any host. `False`: none. A list of hosts such as `example.com:443`: only TCP
             connections to these; grue runs a proxy through which the program reaches hosts by name. `None`:
             the preset decides.
-        unix_sockets: Whether the program may use Unix sockets. They give access to Docker or to an SSH agent,
+        unix_sockets: `True`: the program may use Unix sockets. They give access to Docker or to an SSH agent,
             for example.
         memory_mb: Memory that each process of the program may allocate, in MiB; `None`: no limit.
         processes: How many processes and threads this user may have in addition to those that run when the
@@ -143,7 +143,7 @@ class Sandbox(Struct, frozen=True, kw_only=True):
 
     @property
     def any_network(self) -> bool:
-        """`True` if `network`, or without it the preset, allows connections to all hosts."""
+        """`True` if `network` (or the preset, if `network` is `None`) allows connections to all hosts."""
         return self.network is True or (self.network is None and self.preset == "web")
 
 

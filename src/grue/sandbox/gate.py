@@ -1,9 +1,10 @@
 """The network of a box that lists hosts: a proxy on loopback, and the check of each `connect`.
 
 The kernel holds back each `connect` of the program until the program's `Gate` has decided. The gate makes an
-allowed connection itself, on a copy of the program's socket: another thread of the program could change the
-address after the check. It allows connections to its own proxy, to listed ports of this machine
-(`localhost:5432`), to listed IP addresses and, if the box allows them, to Unix sockets that have a path.
+allowed connection itself, on a copy of the program's socket. If the program made it, another of its threads
+could change the address after the check. The gate allows connections to its own proxy, to listed ports of
+this machine (`localhost:5432`), to listed IP addresses and, if the box allows them, to Unix sockets that have
+a path.
 
 The proxy understands CONNECT and plain HTTP, and decrypts nothing. It resolves names itself, and connects to
 the address that it has checked. It serves only connections that the gate has made, and no other programs.
@@ -181,7 +182,8 @@ class Gate:
             return self._connect(found), 0
 
     def _reply(self, key: int, error: int, flags: int = 0) -> None:
-        # Without the lock, `_close` could run here, and another file could then get the listener's number.
+        # Hold the lock, so that `_close` cannot close the listener before the reply. Otherwise another file
+        # could get the listener's number.
         with self._changed, contextlib.suppress(OSError):  # the program may have ended while it waited
             if self._listener is not None:
                 fcntl.ioctl(self._listener, SEND, bytearray(ANSWER.pack(key, 0, -error, flags)))
@@ -364,7 +366,7 @@ class Gate:
         except (OSError, UnicodeError):
             _say(client, 502, f"{host} was not found.")
             return None
-        public = [each for each in found if self._may_be(host, str(each[4][0]), port)]
+        public = [each for each in found if self._may_connect(host, str(each[4][0]), port)]
         if not public:
             why = "its address is private and is not listed itself"
             self._say_refused(client, host, port, why, allow=str(found[0][4][0]))
@@ -375,7 +377,7 @@ class Gate:
                 remote.settimeout(_CONNECT_S)
                 remote.connect(address)
                 peer = str(remote.getpeername()[0])
-                if self._may_be(host, peer, port):
+                if self._may_connect(host, peer, port):
                     if self._record and _needs_its_own_entry(host, peer):
                         self._see(peer, port)
                     remote.settimeout(None)
@@ -406,13 +408,12 @@ class Gate:
     def _allows(self, host: str, port: int) -> bool:
         return any(each.covers(host, port) for each in self._hosts)
 
-    def _may_be(self, host: str, address: str, port: int) -> bool:
-        """Return whether a program may connect to `address`, which belongs to the allowed host `host`."""
+    def _may_connect(self, host: str, address: str, port: int) -> bool:
         return self._record or not _needs_its_own_entry(host, address) or self._allows(address, port)
 
 
 def _needs_its_own_entry(host: str, address: str) -> bool:
-    """Return whether a box must list `address`: it is private, and no loopback address of `localhost`."""
+    """Return whether `address` is private, so that a box must list it too. For `localhost` it need not."""
     return _is_private(address) and not (host.lower() in _LOOPBACK_NAMES and is_loopback(address))
 
 
@@ -532,7 +533,7 @@ def _say(client: socket.socket, status: int, text: str) -> None:
 def _relay(one: socket.socket, other: socket.socket) -> None:
     """Pass on what each socket sends, until both have ended, 1 GiB has passed, or nothing passes for 600 s.
 
-    A side that does not read can still write: many programs read the reply only after they have written all.
+    The two directions do not wait for each other: many programs read a reply only after they have sent all.
     """
     poll, left = select.poll(), _MOST_BYTES
     peers = {one.fileno(): (one, other), other.fileno(): (other, one)}

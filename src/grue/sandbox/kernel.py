@@ -55,7 +55,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
     supported: bool = True  # whether grue can make any box on this kind of system
     landlock: int  # the version of Landlock; 0: the kernel has none
     seccomp: bool
-    listener: bool  # whether a filter can ask about a call, as a list of hosts needs
+    listener: bool  # whether a filter can ask a thread to decide about a call; a list of hosts needs this
 
     def missing(self, *, hosts: bool) -> tuple[str, ...]:
         """Return a sentence for each thing that this machine lacks. `hosts`: the box has a list of hosts."""
@@ -100,7 +100,7 @@ def coverage() -> Coverage:
 
 
 class Rule(Struct, frozen=True):
-    """The allowed access to a file, or to all in a folder. A path with a symbolic link allows nothing."""
+    """The allowed access to a file, or to all of a folder. A path with a symbolic link allows nothing."""
 
     path: str
     access: int
@@ -109,10 +109,10 @@ class Rule(Struct, frozen=True):
 def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None:
     """Put the calling thread into a box, for good. What this kernel cannot enforce is left out silently.
 
-    `ruleset` comes from `ruleset_of`, with an `any_network` that fits `wanted.network`, and is closed here.
-    `mark` names the thread, in at most 15 characters, for the kernel's audit log; empty: refusals are not
-    logged. Return the descriptor of the filter's listener, or `None` if `wanted.ask` is empty or the kernel
-    has no seccomp.
+    `ruleset` comes from `ruleset_of`, called with `any_network=True` only if `wanted.network` is `any`. This
+    function adds `rules` to it, and closes it. `mark` names the thread, in at most 15 characters, for the
+    kernel's audit log; empty: the program's refusals are not logged. Return the descriptor of the filter's
+    listener, or `None` if `wanted.ask` is empty or the kernel has no seccomp.
     """
     have = coverage()
     libc = _libc()
@@ -232,7 +232,7 @@ def connect(descriptor: int, address: bytes) -> int:
 
 
 def descriptor_of(pidfd: int, number: int) -> int:
-    """Return a copy of another process's file descriptor, or raise `OSError`."""
+    """Return a copy of the file descriptor `number` of the process of `pidfd`, or raise `OSError`."""
     found = _libc().syscall(_PIDFD_GETFD, pidfd, number, 0)
     if found < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

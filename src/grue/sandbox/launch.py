@@ -118,7 +118,7 @@ class Boxed:
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
 
     def released(self) -> None:
-        """Let this start's thread prepare rules for the next start, and end. Call this after the start."""
+        """Let the thread prepare rules for the next start, and end. Call this when the program is started."""
         if self._thread is not None:
             self._thread.go_on()
 
@@ -127,7 +127,7 @@ class Boxed:
         return self.scratch[-15:] if reads_audit() else ""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Say in at most 5 sentences what the box refused. `text`: the output; `died`: the program failed."""
+        """Return up to 5 sentences on what the box refused. `text`: the output; `died`: a failed program."""
         network = "any" if self._any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
         places = self._places
@@ -187,7 +187,10 @@ def _remove(folder: str) -> None:
 
 
 def _empty(folder: int, target: int, prefix: str, count: int) -> int:
-    """Move the entries of `folder` to `target`, with new names; close `folder`; return the raised `count`."""
+    """Move all entries of `folder` to `target`, as `prefix` and a number; return the last number.
+
+    The numbers begin at `count` + 1. `folder` and `target` are descriptors; `folder` is closed.
+    """
     try:
         for name in os.listdir(folder):
             count += 1
@@ -323,7 +326,10 @@ class ConfinedThread(Generic[Started]):
         self._asked_in = _thread_of_the_system()
 
     def call(self, serve: Callable[[int], object] | None) -> Started:
-        """Start the thread; return the result of `start`, or raise the thread's error."""
+        """Start the thread; return the result of `start`, or raise the thread's error.
+
+        `serve` is called with the listener's descriptor, before `start`, if `confined` has returned one.
+        """
         self._runs.acquire()
         try:
             start_new_thread(self._run, ())  # starts 0.1 ms sooner than a `threading.Thread`
@@ -380,7 +386,7 @@ class ConfinedThread(Generic[Started]):
             return
         self._ended.put(None)
         self._goes_on.get()
-        # If `_make_ahead` fails here, the next start makes its rules itself, or raises.
+        # If `_make_ahead` fails, the next start makes the rules itself.
         with contextlib.suppress(SandboxError):
             self._afterwards()
 

@@ -77,7 +77,7 @@ class Watch:
         return tuple(sorted(path for path in closed if self._is_too_wide(path)))
 
     def reasons(self, *, cwd: str) -> dict[str, str]:
-        """Return, for each changed folder that the proposal opens as a whole, the path that led to this."""
+        """Return, for each changed folder in the proposal's `write`, the first path changed in it."""
         opened = self.proposal(cwd=cwd).write
         shown = {_shown(folder, cwd): _shown(path, cwd) for folder, path in self.changed.items()}
         return {folder: shown[folder] for folder in opened if folder in shown}
@@ -89,7 +89,10 @@ class Watch:
         return is_too_wide(folder) or any(within(home, folder) for home in self.homes)
 
     def _gathered(self, paths: list[str]) -> list[str]:
-        """Replace paths by their folder if six or more share it, or it holds packages, unless too wide."""
+        """Replace the paths in a folder by the folder, if it has six or more of them, or holds packages.
+
+        The paths in a folder that is too wide stay.
+        """
         by_folder: dict[str, list[str]] = {}
         for path in paths:
             folder = path if os.path.isdir(path) else os.path.dirname(path)  # noqa: PTH112, PTH120
@@ -167,7 +170,7 @@ class _WatchingGate(Gate):
                 with asked.socket:
                     if asked.place is not None or asked.family == socket.AF_UNSPEC:
                         return self._connect(asked), 0
-                    # Record no missing socket: the C library tries to reach nscd, which is mostly absent.
+                    # Do not record a missing socket: the C library tries nscd's, which is mostly absent.
                     if asked.family == socket.AF_UNIX and asked.path and os.path.exists(asked.path):  # noqa: PTH110
                         self._watch.unix = True
             else:
@@ -211,7 +214,7 @@ class _WatchingGate(Gate):
 
     def _changed_in(self, path: str) -> None:
         folder = os.path.dirname(path)  # noqa: PTH120
-        # Python also runs if it cannot store compiled modules.
+        # Do not record `__pycache__`: Python also runs if it cannot store compiled modules.
         if os.path.isdir(folder) and "__pycache__" not in path.split("/"):  # noqa: PTH112
             _keep(self._watch.written, folder)
             if folder in self._watch.written:

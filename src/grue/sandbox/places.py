@@ -211,7 +211,7 @@ def _installation(path: str, changeable: Sequence[str]) -> list[str]:
 
 
 def _libraries(path: str) -> list[str]:
-    """Return an interpreter's installation folders that not every box opens; none for any other program."""
+    """Return an interpreter's installation folders; none if every box opens them, or for other programs."""
     prefix, name = os.path.split(os.path.dirname(path))  # noqa: PTH120
     if path.startswith(_opened_trees()) or name != "bin" or not _is_interpreter(path):
         return []
@@ -354,7 +354,7 @@ def _workspace(cwd: str) -> str:
 
 
 def _refuse_planted(chain: Sequence[str], changeable: Sequence[str]) -> None:
-    """Refuse a link or script in a `changeable` folder that leads out, except to an interpreter."""
+    """Refuse a link or script that leads out of the `changeable` folders, except to an interpreter."""
     for path, then in itertools.pairwise(chain):
         allowed = _is_interpreter(then) or _leads_through(then, changeable)
         if not allowed and _leads_through(path, changeable):
@@ -365,7 +365,7 @@ def _refuse_planted(chain: Sequence[str], changeable: Sequence[str]) -> None:
 def _without_links(
     paths: Iterable[str], changeable: Sequence[str], *, but_interpreters: bool = True
 ) -> list[str]:
-    """Return `paths` with links resolved. Refuse a link in a `changeable` folder that leads out.
+    """Return `paths` with links resolved. Refuse a link in a `changeable` folder that leads out of it.
 
     With `but_interpreters`, do not refuse a link to an interpreter: virtual environments have one.
     """
@@ -429,15 +429,15 @@ def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[
 
 
 def _is_interpreter(path: str) -> bool:
-    """Return whether a path is a well-known interpreter, but not one of a virtual environment.
+    """Return whether a path is a well-known interpreter, but not one in a virtual environment.
 
-    With an interpreter of an environment, a box would open the environment and what its `.pth` files list.
+    With one in an environment, a box would also open the environment, and what its `.pth` files list.
     """
     folder, name = os.path.split(path)
     environment = f"{os.path.dirname(folder)}/pyvenv.cfg"  # noqa: PTH120
     if not (_INTERPRETERS.fullmatch(name) and os.path.isfile(path)) or os.path.isfile(environment):  # noqa: PTH113
         return False
-    # Outside of the system's folders, a name is not enough: any project may have a script or a text `env`.
+    # Outside of the system's folders, a name is not enough: any project may have a file named `env`.
     return path.startswith(_opened_trees()) or (os.access(path, os.X_OK) and b"\0" in _head(path))
 
 

@@ -68,7 +68,7 @@ def refusals(
     """Return a sentence for each thing that a box seems to have refused, at most five.
 
     `network`: `none`, `hosts` (listed ones) or `any`. `broken`: folders that contain something hidden.
-    `mark`: the box's name in the audit log; empty: do not read the log. Most refusals there are harmless, so
+    `mark`: the box's name in the audit log; empty: do not read the log. Most refusals in it are harmless, so
     it is read only if nothing else is found, and the program has `died` or `text` has "permission denied".
     """
     found: dict[str, None] = {}

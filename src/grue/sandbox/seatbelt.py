@@ -39,10 +39,11 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def profile(box: Sandbox, places: Places, *, words: str, hidden: tuple[str, ...] = ()) -> str:
-    """Return a box as a Seatbelt profile, described by `words`. `places` was made with `scratch=SCRATCH`.
+    """Return a box as a Seatbelt profile, which begins with a comment that has `words`.
 
-    `hidden`: absolute paths that stay closed inside opened folders. `SandboxError`: the box lists a host
-    other than this machine, or a path has an unprintable character; a profile cannot express these.
+    `places` was made with `scratch=SCRATCH`. `hidden`: absolute paths that stay closed inside opened folders.
+    Raise `SandboxError` if the box lists a host other than this machine, or a path has an unprintable
+    character: a profile cannot express these.
     """
     limits = ", ".join(key for key in UNITS if getattr(box, key) is not None)
     not_said = f"; Not in this profile: {limits}. Use ulimit.\n" if limits else ""

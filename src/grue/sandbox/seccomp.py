@@ -112,22 +112,22 @@ def known_machine() -> Machine:
 
 
 REFUSED = {
-    # They read or change other processes of this user.
+    # These calls read or change other processes of this user.
     "ptrace process_vm_readv process_vm_writev kcmp pidfd_getfd process_madvise": EPERM,
     # An io_uring opens files and sockets without a system call that a filter could see.
     "io_uring_setup io_uring_enter io_uring_register": ENOSYS,
-    # They change which file a path leads to, and Landlock's rules are made from paths.
+    # These calls change which file a path leads to, and Landlock's rules are made from paths.
     "mount umount2 pivot_root chroot open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick"
     " mount_setattr setns": EPERM,
     "open_by_handle_at": EPERM,  # it opens a file by a handle, without a path
     "add_key request_key keyctl": EPERM,  # the user's keyrings hold credentials of other programs
-    # They observe the whole machine, and are favourite parts of exploits of the kernel.
+    # These calls observe the whole machine, and many exploits of the kernel use them.
     "bpf perf_event_open userfaultfd fanotify_init": EPERM,
-    # The administration of the machine; it matters if grue runs as root.
+    # These calls administer the machine. This matters if grue runs as root.
     "init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff acct quotactl"
     " quotactl_fd settimeofday clock_settime sethostname setdomainname iopl ioperm syslog": EPERM,
-    # Memory and queues that other programs of this user share, which are not files. The id of a shared memory
-    # segment (`shmat`) is a small number, which a program could guess.
+    # These calls use memory and queues that programs of this user share, and that are not files. The id of a
+    # shared memory segment (`shmat`) is a small number, which a program could guess.
     "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink": EPERM,
     # Access lists of files are attributes, and Landlock has no rule for attributes. The errno is that of a
     # file system without attributes; programs that copy files ignore it.
@@ -151,7 +151,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 @functools.lru_cache
 def program(here: Machine, wanted: Wanted) -> bytes:
-    """Return the BPF program for this machine, in the kernel's form: 8 bytes an instruction."""
+    """Return a box's filter as a BPF program for the machine `here`: 8 bytes an instruction."""
     calls = here.calls
     code = [
         _stmt(_LOAD, _ARCH),
@@ -205,7 +205,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         ("socket", _sockets(wanted)),
         ("socketpair", _pairs(wanted)),
         # In a new user namespace a program has all capabilities, so it could use functions that the kernel
-        # otherwise keeps for root, such as mounts and firewall rules, and the faults in them.
+        # otherwise keeps for root, such as mounts and firewall rules, and exploit the faults in them.
         ("clone", _if_bits(0, _NAMESPACES)),
         ("unshare", _if_bits(0, _NAMESPACES)),
         # RTTIME is grue's mark on a server's processes, by which `descendants.py` finds those left running.
@@ -227,7 +227,7 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         # `listen` without `bind` opens a port that the kernel chooses, and Landlock only checks `bind`.
         found.append(("listen", [_stmt(_RETURN, _ERRNO | EACCES)]))
         # A program can bind its socket to a device, or set a list of hops. Packets for 127.0.0.1, which the
-        # gate may allow, then leave this machine; if nobody answers there, the gate waits for minutes.
+        # gate may allow, then leave this machine; if nobody answers them, the gate waits for minutes.
         found.append(("setsockopt", _routes()))
     if not wanted.watches:
         # Refuse inotify: it shows which files are used in any folder, and Landlock does not limit it.

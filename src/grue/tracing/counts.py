@@ -56,7 +56,7 @@ class _TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start a turn's clock, or drop that of a turn that is cut off. Return a turn's end if reported."""
+        """Start a turn's clock, or drop the clock of a turn that is cut off. Return a recorded turn's end."""
         ended = None
         for change in changes:
             if change.step.kind != "turn":
@@ -119,7 +119,7 @@ class _TurnCounts:
 class _Counts(Struct):
     """Counts of the requests to the model, of one tool's calls, or of one server's sessions."""
 
-    numbers: Counter[str] = field(default_factory=Counter)  # by name of a field of `ModelStats` and so on
+    numbers: Counter[str] = field(default_factory=Counter)  # by field of `ModelStats`, `ToolStats`, ...
     seconds: "array[float]" = field(default_factory=lambda: array("d"))  # measured durations
 
 
@@ -165,8 +165,8 @@ class EpisodeTally:
         self._names: dict[tuple[int, str], str] = {}  # (turn, call id) -> the tool, such as `files.read`
         self._own = OwnMessages()
         self._sampled: list[m.Usage] = []  # see `usage_in`
-        # By number of a `RequestCompletion`: what was counted, and how much of that is still to be skipped,
-        # because the trace records it again after a wait for a batch.
+        # By number of a `RequestCompletion`: its retries and cut replies. `_noted`: how many were counted.
+        # `_again`: how many are skipped when the trace records them again, after a wait for a batch.
         self._noted: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
         self._again: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
 

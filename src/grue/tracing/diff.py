@@ -69,7 +69,7 @@ def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
 
 
 def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Yield the turns; add their histories' lengths to `lengths`, the episode's time limit to `limits`."""
+    """Yield the turns. Add the lengths of their histories to `lengths`, and the time limit to `limits`."""
     # Turns that are not compared count too, such as those before a fork.
     for each in turns:
         for body in (envelope.body for envelope in each.envelopes):
@@ -286,7 +286,7 @@ class _TurnDiff:
 
 
 def _gist(body: object, common: Callable[[str, object], object]) -> bytes:
-    """Return a digest of a message without its ignored fields, and with `common(field, id)` for each id."""
+    """Return a digest of a message without ignored fields; `common(field, id)` takes the place of each id."""
     return hashlib.sha256(msgspec.json.encode(_counting(body, common))).digest()
 
 
@@ -358,7 +358,7 @@ def _with_stubs(
 
 
 def _ended_as_asked(left: object, right: object) -> bool:
-    """Return whether both messages are `SessionClosed`, and no ending is `died` or one is `none`."""
+    """Return whether both messages are `SessionClosed`, and their endings count as equal."""
     # Whether a process exits by itself or has to be killed depends on timing, so only `died` differs from the
     # others. `none` equals them all: a fork that takes its tool results from a trace has no process.
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):

@@ -1,4 +1,4 @@
-"""The differences between two messages, and the description of two versions of a turn that differ.
+"""The differences between two messages, and the description of a message that differs (`Divergence`).
 
 Descriptions are printable, but untrusted. In a comparison, `2` equals `2.0`, but `true` does not equal `1`.
 """

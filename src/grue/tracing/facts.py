@@ -41,11 +41,11 @@ class LogLine(Struct, frozen=True):
 class Fact(m.Message, frozen=True, kw_only=True):
     """Base of all facts. A host's own facts have tags with a prefix: `tag="maildesk.Assigned"`.
 
-    Readers show a fact that has a field `turn` with that turn. Override the methods to change a fact's words.
+    Readers show a fact with a field `turn` at that turn. Override the methods to change a fact's words.
 
     Attributes:
-        between_turns: Whether the host records the fact only while none of its turns runs. If so, a turn
-            that began before the fact, and whose end is not recorded before it, counts as cut off.
+        between_turns: `True`: the host records the fact only while none of its turns runs. So a turn that
+            began before the fact, and whose end is not recorded before it, counts as cut off.
         step: `begins`: the fact says that the host starts some work of its own; `ends`: that this work is
             done. The viewer draws the time between the two facts.
     """
@@ -145,7 +145,7 @@ class EpisodeStarted(Fact, frozen=True, kw_only=True):
 
     Attributes:
         servers: Names of the tool servers in use.
-        scripted: Whether the model is a script, not an LLM.
+        scripted: `True`: the model is a script, not an LLM.
         max_turns: Turns after which the host stops; 0: no limit.
         settings: The settings that the host needs to resume the episode.
         conditions: The parts of the configuration as texts, by name, such as `model` and `endpoint`.
@@ -212,7 +212,7 @@ class EpisodeEnded(Fact, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        """Whether the host gave up because of failures."""
+        """`True` if the host gave up because of failures."""
         return self.reason == "failed"
 
     @property

@@ -36,9 +36,10 @@ class Filter(Struct, frozen=True, kw_only=True):
         facts: Iterable[str] = (),
         failures: bool = False,
     ) -> "Filter":
-        """Make a filter from the texts that people write as options. For a kind, a unique part is enough."""
-        # `facts` has more names of kinds: those in the trace, whose hosts may not be installed. Raises
-        # `MCPConfigError` for a turn or message that is no number or range, and an unknown or ambiguous kind.
+        """Make a filter from the texts that people write as options."""
+        # `kinds`: a part of a name is enough if only one name has it. `facts`: further names that `kinds` may
+        # mean, such as those of facts whose hosts are not imported. Raises `MCPConfigError` for a turn or
+        # message that is not a number or range, and for an unknown or ambiguous kind.
         names = {*map(name_of, known_kinds().values()), *facts}
         return cls(
             turns=tuple(_range(each, "turn") for each in turns),

@@ -2,8 +2,8 @@
 
 Only this machine can reach the server. The path of the page begins with a random word, because other users of
 the machine can reach the port. The `Host` header must name this server, so that a page of another site whose
-name points here (DNS rebinding) gets nothing. The only file that the server changes is the mark that a person
-gives the episode (`marks.py`); it accepts the mark only from its own page.
+name points to this machine (DNS rebinding) gets nothing. The only file that the server changes is the mark
+that a person gives the episode (`marks.py`). It accepts marks only from its own page.
 """
 
 import base64
@@ -67,8 +67,9 @@ class LiveFeed:
 
     def answer(self, first: int) -> bytes:
         """Return JSON with `pieces` from number `first` on, and the number of the `next` piece to ask for."""
-        # `over`: whether no piece is left, and the last one ended with `EpisodeEnded`. `error`: why no pieces
-        # will follow; empty while they may. Raises `ValueError` unless `first` is 0 to the number of pieces.
+        # The JSON also has `over`: `True` if no piece is left, and the last one ended with `EpisodeEnded`.
+        # `error`: why no piece will follow; empty while one may. Raises `ValueError` if `first` is negative,
+        # or more than the number of pieces.
         with self._lock:
             ends = self._ends
             if not 0 <= first <= len(ends):

@@ -422,7 +422,7 @@ def problem(event: str, message: str, **fields: object) -> LogLine:
 
 
 def _fields_of(body: object, names: str) -> dict[str, Any]:
-    """Return fields by name; `names`, such as `attempt error=failure.cause`, can rename fields."""
+    """Return the fields of `body` in `names`. `error=failure.cause` returns `failure.cause` as `error`."""
     paths = {name: path or name for name, _, path in (each.partition("=") for each in names.split())}
     values = {name: attrgetter(path)(body) for name, path in paths.items()}
     return {name: list(each) if isinstance(each, tuple) else each for name, each in values.items()}

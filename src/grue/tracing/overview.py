@@ -36,7 +36,7 @@ class Overview(Struct, kw_only=True):
     turns: int = 0  # the highest turn number; in a trace with forks, how many forks
     forks: tuple[str, ...] = ()  # for each fork, the turn that it repeats and what it changes
     failures: int = 0  # turns that failed or ended with a fallback
-    failed: set[int] = msgspec.field(default_factory=set)  # their numbers
+    failed: set[int] = msgspec.field(default_factory=set)  # numbers of these turns
     last: str = ""  # the outcome of the turn that ended last
     messages: int = 0
     seconds: float = 0.0  # time of the last message since the trace began

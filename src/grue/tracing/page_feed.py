@@ -444,7 +444,7 @@ class PageFeed:
 
     @property
     def due(self) -> bool:
-        """Whether the current piece is so long that `take` should be called."""
+        """`True` if the current piece is so long that `take` should be called."""
         return len(self._rows) >= _MOST_ROWS or self._chars > _MOST_PIECE_CHARS
 
     def take(self) -> Piece:

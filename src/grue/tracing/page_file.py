@@ -1,9 +1,9 @@
 """A page as a file: its template, its style and script, its security policy, and data that is safe in it.
 
-Three measures keep text from models, tools and games from running as code in a page: the text is data in a
-script element that browsers do not execute, and cannot end that element; the script shows it only as text;
-and the content security policy allows no other style and script than the page's own, and no requests except
-of a page from `grue trace serve` to its server. An SVG image is not drawn, because it can contain code.
+Three measures keep text from models, tools and games from running as code in a page. The text is data in a
+script element that browsers do not execute, and cannot end that element. The page's script shows it only as
+text. The content security policy allows only the page's own style and script, and no requests, except from a
+page of `grue trace serve` to its server. An SVG image is not drawn, because it can contain code.
 """
 
 import base64

@@ -113,7 +113,8 @@ class _Prompted(Struct, kw_only=True):
     redacted: bool = False  # whether a secret in a message was replaced, so that the digest differs
     sent: dict[bool, _Sent] = {}  # the last prompt with tools (`True`) and the last without
     last: _Sent | None = None
-    # For each change of the messages: how many of their first bytes stayed, number and kind of its message.
+    # For each change of the prompt's messages: how many of their first bytes stayed, and the number and kind
+    # of the trace's message that changed them.
     blame: list[tuple[int, int, str]] = []
     asks: m.ModelAsked | None = None  # the model that the running turn asks now
     moved: _Place = (0, "")  # the message that chose this model
@@ -317,7 +318,7 @@ class CachedPrompts:
         return prompt
 
     def _forget_sampling(self, name: m.ConversationId) -> None:
-        """If the conversation is a server's sampling request, forget it: its id may be used again."""
+        """If `name` is the conversation of a server's sampling, forget it: the id may be used again."""
         if name in self._talks and self._talks[name].run is None:
             del self._talks[name]
 
@@ -456,7 +457,7 @@ def common_bytes(left: bytes, right: bytes) -> int:
 
 
 class _PromptPair(Struct, frozen=True):
-    """Two prompts with their first `same` bytes in common; `sent` is that of request `asked` of `talk`."""
+    """Two prompts whose first `same` bytes are equal. `sent` is the prompt of request `asked` in `talk`."""
 
     earlier: _Sent
     sent: _Sent

@@ -57,12 +57,12 @@ class _AgentTurn(Struct, frozen=True, kw_only=True):
 
     @property
     def interrupted(self) -> bool:
-        """Whether the agent was cancelled."""
+        """`True` if the agent was cancelled."""
         return any(isinstance(envelope.body, m.TurnInterrupted) for envelope in self.noted)
 
     @property
     def may_stop(self) -> bool:
-        """Whether the agent may have ended before it recorded all commands that its state machine gave."""
+        """`True` if the agent may have ended before it recorded all commands of its state machine."""
         if any(isinstance(envelope.body, m.TurnEnd) for envelope in self.said):
             return False
         # If the agent has sent nothing (`not self.said`), it was cancelled before it read its first message.
@@ -109,7 +109,7 @@ def _recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> _AgentTurn | None
 
 
 class _AgentReplay:
-    """A replay of a turn's agent, with its events in a given order: how it ended, and how far it agreed."""
+    """A replay of a turn's agent, with its events in `order`: its `end`, and how many messages agreed."""
 
     def __init__(self, turn: _AgentTurn, changes: Changes, order: Sequence[EpisodeEnvelope]) -> None:
         self._turn = turn
@@ -157,7 +157,7 @@ class _AgentReplay:
         expected = derived(
             command, sender=AGENT, receiver=self._receiver(command), turn=self._turn.run.turn, cause=event.seq
         )
-        # These messages answer the host's `RunTurn`, so it is their cause.
+        # These messages answer the host's `RunTurn`, which is their cause.
         ends = isinstance(command, m.TurnEnd | m.TurnWaits)
         cause = self._turn.begun.seq if ends else event.seq
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
@@ -212,7 +212,7 @@ class _AgentReplay:
 
 
 def _replay_agent(turn: _AgentTurn, changes: Changes) -> _AgentReplay:
-    """Replay a turn in up to 1000 orders of its events; return the first that agrees, else the furthest."""
+    """Replay a turn with its events in up to 1000 orders, until a replay agrees; return the best replay."""
     best: _AgentReplay | None = None
     for order in islice(_orders(turn), _MOST_ORDERS):
         replay = _AgentReplay(turn, changes, order)
@@ -268,7 +268,7 @@ _CUT = "… [cut: "
 
 
 def same_redacted(one: str, other: str) -> bool:
-    """Return whether two texts agree, where one was computed with secrets and one with placeholders."""
+    """Return whether two texts agree, if one was computed with secrets, and the other with placeholders."""
     # Ignore quotes around a placeholder (the secret was a number in JSON), punctuation after one (it was
     # replaced together with the secret), and what follows the place where a text was cut.
     first, second = _around_placeholders(one), _around_placeholders(other)
@@ -344,8 +344,8 @@ class Connections:
                     self.unsure.discard(body.server)
                     self._recorded[body.server] = _after(body)
             elif isinstance(body, m.SessionClosed) and envelope.cause is not None:
-                # It answers a `CloseSession`. If the session was still connecting, the turn's time ran out.
-                # The close of a session that was cancelled has no cause.
+                # This answers a `CloseSession`. If the session was still connecting, the turn's time ran out.
+                # The `SessionClosed` of a session that was cancelled has no cause.
                 connecting.discard(envelope.sender)
         # Sessions that are still connecting were cancelled or killed: learn nothing from them.
         self._known.update({name: state for name, state in learned.items() if name not in connecting})
@@ -435,7 +435,7 @@ class _Session:
             order = self._attempt(order, cause)
         recorded = self._sent[0].body if self._sent else None
         if isinstance(order, m.McpDisabled) and isinstance(recorded, m.McpDisabled):
-            # Take these two as recorded: old traces lack them, and `retry_s` depends on the clock.
+            # Take these two fields as recorded: old traces lack them, and `retry_s` depends on the clock.
             order = replace(order, last_words=recorded.last_words, retry_s=recorded.retry_s)
         if isinstance(order, m.McpDisabled | m.StartupFailed):
             self._expect(order, cause)
@@ -627,7 +627,8 @@ def _llm_divergences(turn: _AgentTurn) -> Iterator[Divergence]:
                     reason = f"it answers no command to drop the reply to request {request}"
                 asked = dropping = None
             case m.CompletionPostponed() | m.ModelPassedOver() | m.ReplyCut() if envelope.cause is not None:
-                # Retries are recorded again after a wait for a batch. A new model or limit has its own count.
+                # Forget the count: a wait for a batch records the retries again, and with another model or
+                # a larger limit, the attempts begin with number 1 again.
                 attempts.pop(envelope.cause, None)
             case m.CompletionRetried(attempt=attempt) if envelope.cause is not None:
                 if attempt <= attempts.get(envelope.cause, 0):

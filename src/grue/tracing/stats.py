@@ -134,7 +134,7 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 
     started: int
     outcomes: dict[str, int]  # `answered`, ..., `failed`, `parked`; `unfinished`: without a recorded end
-    open: int = 0  # how many of the `unfinished` did not begin again later, as a turn of a resumed `map` does
+    open: int = 0  # how many `unfinished` turns did not run again later, as in a resumed `map`
     parkings: int = 0
     iterations: int  # replies with tool calls in turns that have ended
     duration: Durations  # a turn that was parked has a duration for each of its parts

@@ -6,7 +6,7 @@ When a request or a server's start is tried again, the attempt ends, and a new a
 a turn was killed, or its agent crashed, the trace has no message that ends the turn. Such a turn ends with
 the host's next fact that is recorded between turns, with a `RunTurn` of the same number, after a crash with
 any `RunTurn`, and at the latest with the trace. When a turn ends, all its steps that are still under way are
-abandoned, except `host` steps. `EpisodeResumed` abandons all.
+abandoned, except `host` steps. `EpisodeResumed` abandons all open steps.
 """
 
 from collections.abc import Hashable
@@ -55,9 +55,9 @@ StepChange: TypeAlias = StepBegan | StepEnded
 def usage_in(envelope: Envelope[Any], sampled: list[m.Usage]) -> m.Usage:
     """Return the usage that a message adds to that of the messages before it; a copied message adds none.
 
-    A `ServerSampled` repeats the usage of the reply that the server got or, if its request was cancelled, is
-    the only message with the usage. Traces of grue 0.2.0 have no `ServerSampled`. `sampled`, empty at first,
-    keeps the usage of replies that a `ServerSampled` may repeat.
+    If a server got a reply, a `ServerSampled` repeats the reply's usage. If its request was cancelled, only
+    the `ServerSampled` has the usage. Traces of grue 0.2.0 have no `ServerSampled`. `sampled` is empty at
+    first, and keeps the usage of replies that a `ServerSampled` may repeat.
     """
     match envelope.body:
         case m.ServerSampled(usage=usage) if usage in sampled:

@@ -28,12 +28,12 @@ class TurnSlice(Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether the turn has ended or crashed, or has not begun."""
+        """`True` if the turn has ended or crashed, or has not begun."""
         return self.over or not self.begun
 
     @property
     def cut_off(self) -> bool:
-        """Whether the trace breaks off in this turn: it has begun, but not ended, and is not `overtaken`."""
+        """`True` if the trace breaks off in this turn: it has begun, is not `over`, and not `overtaken`."""
         return self.begun and not self.over and not self.overtaken
 
 
@@ -64,8 +64,8 @@ class TurnSplitter:
         turn, own = turn_of(envelope), self._of(turn_of(envelope))
         runs = isinstance(envelope.body, m.RunTurn)
         goes_on = isinstance(envelope.body, m.RunTurn) and envelope.body.resumed is not None
-        # Turn numbers rise within one run of the host, but if several threads start turns at once, a later
-        # one can begin first. If this number does not rise, the host runs turns again.
+        # Turn numbers rise within one run of the host, but if several threads start turns at once, one with
+        # a higher number can begin first. If this number does not rise, the host runs turns again.
         rises = turn > self._last or self._is_late(turn)
         anew = runs and (not rises if own is None else own.begun)
         if isinstance(envelope.body, EpisodeResumed) or anew:
@@ -110,7 +110,7 @@ class TurnSplitter:
         return turn_slice
 
     def _is_late(self, turn: int) -> bool:
-        """Return whether a turn has not begun, although a later one has, and a turn still runs."""
+        """Return whether `turn` has not begun, although a higher number has, and some turn still runs."""
         return turn in self._skipped and not all(turn_slice.complete for turn_slice in self.slices)
 
     def _of(self, turn: int) -> TurnSlice | None:

@@ -36,7 +36,8 @@ SCRIPTS = (
 
 def write_html(trace: Path, target: Path, *, title: str = "") -> Overview:
     """Write a trace as a page that only the user can read, and return the episode's overview."""
-    # The page gets the trace's modification time from before reading: if the trace then grows, it is newer.
+    # The page gets the modification time that the trace had before it was read. If the trace grows later, it
+    # is newer than its page.
     reader = open_episode(trace)
     with os_errors_as(TraceError, f"write the page {target}"):
         refuse_target(target, reader.path)
@@ -68,7 +69,10 @@ class TracePage:
         self.path, self._height_px = as_path(trace, "TracePage"), height_px
 
     def _repr_html_(self) -> str:
-        """Return the frame's HTML, or a note for a too long page. Scripts in it cannot reach the notebook."""
+        """Return the frame's HTML, or a note if the page is too long.
+
+        Scripts in the frame cannot reach the notebook.
+        """
         with tempfile.TemporaryDirectory() as folder:
             target = Path(folder) / "page.html"
             write_html(self.path, target)

@@ -176,7 +176,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
     assert asked.count("api.example") == 1
     # And a peer that turns out to be another one is dropped.
     monkeypatch.setattr(
-        Gate, "_may_be", lambda self, host, address, port: len(checks.append(address) or checks) < 2
+        Gate, "_may_connect", lambda self, host, address, port: len(checks.append(address) or checks) < 2
     )
     checks: list[str] = []
     with server(http) as (port, read):

@@ -1,8 +1,8 @@
 """Turn trace envelopes into log events. `message_words.py` makes those that depend on one message alone.
 
 Each tool call that was sent to its server has one event `mcp_tool_call`, and one `mcp_tool_result` if it
-returned something. Each failed call has exactly one failure event: `mcp_tool_timeout`, `mcp_tool_skipped` or,
-if it returned an error, was rejected, refused or denied, or its server died, `mcp_tool_error`.
+returned something. Each failed call has exactly one failure event: `mcp_tool_timeout`, `mcp_tool_skipped` or
+`mcp_tool_error` (the call returned an error, was rejected, refused or denied, or its server died).
 
 A turn that offers tools has one `mcp_session_started` and, when it completes or fails, one
 `mcp_session_complete`, whose `tool_calls_count` and `tools_used` cover only sent calls. If the turn was
@@ -41,7 +41,7 @@ class Event(Struct, frozen=True, kw_only=True):
     fields: m.JsonObject  # values by name, whose texts are untrusted
 
     def labels(self) -> m.JsonObject:
-        """Return all fields except time, level and text, in one flat object."""
+        """Return everything except `at`, `level` and `message`, in one flat object."""
         return {
             "event_type": self.event_type,
             "episode_id": self.episode_id,
@@ -205,7 +205,10 @@ class _TurnLines:
 
 
 class EventFeed:
-    """Turn the envelopes of one episode into its events. `episode_id` is used until a fact names another."""
+    """Turn the envelopes of one episode into its events.
+
+    `episode_id` is used until `EpisodeStarted` or `EpisodeResumed` names another.
+    """
 
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id
@@ -215,7 +218,7 @@ class EventFeed:
         self._running: dict[int, _TurnLines] = {}  # by turn number; `Runner.map` runs several turns at once
 
     def feed(self, envelope: Envelope[Any]) -> list[Event]:
-        """Return the events for a message, in order."""
+        """Return the events for `envelope`, in order."""
         body = envelope.body
         if isinstance(body, EpisodeStarted | EpisodeResumed):
             self._episode_id = body.episode_id
@@ -242,14 +245,14 @@ class EventFeed:
             )
             for line in (*log_lines(body), *of_turn.lines(body))
         ]
-        return [] if envelope.copied else made  # the recorded turn's log has these events already
+        return [] if envelope.copied else made  # a copy's events are in the log of the recorded turn
 
 
 _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}  # names refused in `extra`
 
 
 class LoggerObserver:
-    """An observer that logs each event: its text as the message, all else but the time as record attributes.
+    """An observer that logs each event. The log record has the event's labels as attributes.
 
     Args:
         logger: A logger, or any object with a logger's methods `info`, `warning` and `error`.
@@ -274,5 +277,4 @@ class LoggerObserver:
 
 
 def _extra(event: Event) -> dict[str, object]:
-    """Return the event's labels; a name that `logging` reserves gets a trailing underscore."""
     return {f"{name}_" if name in _RESERVED else name: value for name, value in event.labels().items()}

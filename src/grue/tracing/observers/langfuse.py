@@ -42,10 +42,10 @@ class LangfuseObserver(Outbox):
             Langfuse's cloud, `LANGFUSE_BASE_URL`). This client does not touch the global tracer provider, and
             lives until the process ends.
         session_id: The Langfuse session's id, until a fact of the host gives another; `None`: a new id.
-        capture_content: Send prompts, arguments, outputs and error texts; otherwise only data such
-            as names, ids, sizes and usage, and the episode's labels and title (not a title that quotes
-            the task, as in the skill agent). With `"reference"`, a generation has only its new
-            messages, and the number of its request in grue's trace.
+        capture_content: `True`: prompts, arguments, outputs and error texts are sent. `"reference"`: they
+            are sent, too, but a generation has only its new messages, and the number of its request in
+            grue's trace. `False`: only data such as names, ids, sizes and usage are sent, and the
+            episode's labels and its title, unless the title quotes the task, as in the skill agent.
         warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.
         bound: How many envelopes the queue holds; further ones are dropped and counted.
 
@@ -266,7 +266,7 @@ class _LangfuseSink(span_sink.SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return `metadata`, and `content` as `part` or, if it must not be sent, its length in `metadata`."""
+        """Return `content` as `part`, and `metadata`. Without capture, only the content's length is sent."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(span_sink.json_text(content))}}
@@ -279,7 +279,7 @@ class _LangfuseSink(span_sink.SpanSink):
 
 
 def _propagation(session_id: str, trace_name: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return a maker of context managers that give observations the session's id and the trace's name."""
+    """Return a factory of context managers in which observations get `session_id` and `trace_name`."""
     if find_spec("langfuse") is None:  # the client is not Langfuse's own, for example in a test
         return nullcontext
     from langfuse import propagate_attributes

@@ -57,9 +57,10 @@ class OtelObserver(Outbox):
         tracer_provider: The caller's provider, which is flushed but never shut down. `None`: the global
             provider if one is set, otherwise a new one that sends over HTTP to the address in
             `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`.
-        capture_content: Send prompts, arguments, outputs and error texts. With `"reference"`, the span of a
-            completion has only the new messages, and the number of the request in grue's trace. Descriptions
-            of tools, and the episode's labels, are sent in any case; so is its title, unless it quotes the
+        capture_content: `True`: prompts, arguments, outputs and error texts are sent. `"reference"`: they are
+            sent, too, but the span of a completion has only the new messages, and the number of the request
+            in grue's trace. `False`: they are not sent. Descriptions of tools, and the episode's labels, are
+            sent in any case. The episode's title is left out only with `False`, and only if it quotes the
             task, as in the skill agent.
         session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
         agent_description: What the agent does, in a sentence.

@@ -29,7 +29,7 @@ Warn: TypeAlias = Callable[[str], None]  # a function that shows a warning to th
 
 
 def warn_once(warn: Warn | None = None) -> Warn:
-    """Return a function that passes its first warning to `warn` (default: the logger `grue`). Thread-safe."""
+    """Return a function that passes only its first warning to `warn` (default: the logger `grue`)."""
     tell = warn or logging.getLogger("grue").warning
     first = iter([tell])
 
@@ -54,7 +54,7 @@ class Consumer(Protocol):
 
 
 class OutboxStatistics(Struct, frozen=True, kw_only=True):
-    """How many envelopes were queued (`taken`), `dropped` or are `waiting`; `failed`: how many exceptions."""
+    """Counts of envelopes: `taken` into the queue, `dropped`, `waiting` in it. `failed` counts exceptions."""
 
     taken: int
     dropped: int
@@ -107,7 +107,7 @@ class Outbox:
 
     @property
     def closed(self) -> bool:
-        """Whether the outbox takes no further envelope."""
+        """`True` if the outbox takes no further envelope."""
         return self._closed
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -127,9 +127,9 @@ class Outbox:
         return reached.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Refuse further envelopes, send the queued ones, and end the thread. A second call only waits again.
+        """Take no more envelopes, send the queued ones, and end the thread. A second call only waits again.
 
-        Blocks: do not call it in an event loop. After `timeout_s` (0: at once) the thread goes on alone.
+        Blocks: do not call it in an event loop. After `timeout_s` seconds it returns, and the thread goes on.
         Returns whether there is no thread left to wait for. In a forked child, the call does nothing.
         """
         if self._process != os.getpid():
@@ -251,7 +251,7 @@ class _PatientExporter:
 
 
 def _hold_back(record: logging.LogRecord) -> bool:
-    """Return whether to log `record`. If this thread exports spans, keep its text for a warning instead."""
+    """Return whether to log `record`. While this thread exports spans, keep the text for a warning."""
     said: list[str] | None = getattr(_exporting, "said", None)
     if said is None:
         return True

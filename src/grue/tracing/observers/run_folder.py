@@ -42,7 +42,7 @@ class RunFolder(Closing):
     Args:
         path: The run folder. Without `resume`, it is made, with its parents, if it is missing.
         recorder: Its messages are written from now on.
-        resume: Whether to continue the files of an interrupted episode. The recorder must not have recorded
+        resume: `True`: continue the files of an interrupted episode. The recorder must not have recorded
             anything yet; its message numbers and its time continue those in the trace.
 
     Raises:
@@ -114,7 +114,8 @@ class RunFolder(Closing):
     def write_result(self, result: object) -> None:
         """Write `result.json` atomically, or raise `TraceError`.
 
-        Secrets are replaced, in numbers only if all fields allow it.
+        Placeholders replace secrets in texts. They replace numbers too, but only if no field that contains a
+        secret has to be a number.
         """
         target = self.path / RESULT_FILE
         _, encoded = self._recorder.encoded(result)

@@ -17,7 +17,7 @@ HISTORY_LIMIT = 200_000  # most characters of a request's earlier messages; olde
 DETAIL_LIMIT = 1_000  # most characters of a verdict's detail, or of a tool's description
 
 Capture: TypeAlias = bool | Literal["reference"]
-"""Whether content is sent; `reference`: of a request's messages, only those that no earlier request had."""
+"""`True`: content is sent. `reference`: of a request's messages, only those that no earlier request had."""
 
 
 class SpanSink(ABC):

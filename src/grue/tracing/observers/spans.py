@@ -14,13 +14,13 @@ Episode
    └─ ToolUse, for each other call that the host makes in it
 ```
 
-An envelope belongs to the turn or session of its cause. If that is over, or the envelope has no cause (a
-deadline, a crash), `SpanFeed._find` looks for an open turn with the envelope's turn number, and then for a
-session outside turns. For any sequence of envelopes:
+An envelope belongs to the turn or session of its cause. If this turn or session is over, or the envelope has
+no cause (a deadline, a crash), `SpanFeed._find` looks for an open turn with the envelope's turn number, and
+then for a session outside turns. For any sequence of envelopes:
 - Each span that is opened is closed exactly once, at the latest by `finish`, and after everything inside it,
   except for a host's calls in a turn that has ended.
 - A completion or call that is open when its turn ends is closed without an outcome. So is a turn whose end is
-  not recorded, because its agent crashed or the episode ended first: at the time of its last envelope.
+  not recorded, because its agent crashed or the episode ended first; it ends at its last envelope's time.
 - A host's `EpisodeEnded` decides how the episode ended. If a host recorded only its start or resumption, the
   episode was cut off. Without a host's facts, it ended as the last turn or session did, or was cut off if one
   of them is still open.
@@ -154,7 +154,7 @@ SpanId = NewType("SpanId", int)  # number of a span in its feed, from 1
 
 
 class Episode(Struct, frozen=True, kw_only=True):
-    """An episode, or its part after a resumption. `started`: `None` for such a part, or without a host."""
+    """An episode, or its part after a resumption. `started`: the recorded start, if it has one."""
 
     episode_id: str
     started: EpisodeStarted | None = None
@@ -338,7 +338,10 @@ _NO_TURN = (0, SpanId(0))
 
 
 class SpanFeed:
-    """Turn the envelopes of one episode into spans. `episode_id` is used until a fact names another."""
+    """Turn the envelopes of one episode into spans.
+
+    `episode_id` is used until `EpisodeStarted` or `EpisodeResumed` names another.
+    """
 
     def __init__(self, episode_id: str = "") -> None:
         self._episode_id = episode_id
