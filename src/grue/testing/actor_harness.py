@@ -498,7 +498,7 @@ class TraceWatch:
         clock: Returns the time in seconds that the messages are recorded with; `None`: the system's clocks.
 
     Attributes:
-        recorder: A recorder for a `Runner`, whose messages are then kept here.
+        recorder: Pass it to a `Runner` to keep the runner's messages.
 
     Source: L18
     """

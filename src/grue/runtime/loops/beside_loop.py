@@ -54,7 +54,7 @@ async def call_in_daemon_thread(call: Callable[[], T], *, limiter: anyio.Capacit
     async with limiter or anyio.to_thread.current_default_thread_limiter():
         result = start_in_daemon_thread(call)
         result.add_done_callback(wake)
-        # Not `asyncio.wrap_future`: Python 3.11's replaces a `TimeoutError` by one without the traceback.
+        # Not `asyncio.wrap_future`: in Python 3.11 it raises a new `TimeoutError`, without the traceback.
         await done.wait()
         return result.result()
 

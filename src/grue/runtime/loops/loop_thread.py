@@ -73,7 +73,7 @@ class LoopThread(Struct, frozen=True):
             raise MCPError(self.error_texts.forked)
 
     def refuse_waiting(self) -> None:
-        """Raise `MCPError` if a wait for this loop could never end, as in its calls or a forked process."""
+        """Raise `MCPError` if a wait for this loop could never end, for example in one of its calls."""
         self.refuse_forked()
         interrupts.refuse_reentry()
         _refuse_in_shared_loop()
@@ -127,10 +127,10 @@ class Call(Future[T]):
         return self.done()
 
     def wait(self, force_kill: Callable[[], object] = lambda: None) -> T:
-        """Wait for the result and return it. Raises what the call raised, and as `LoopThread.refuse_waiting`.
+        """Wait for the result and return it. Raises what the call or `LoopThread.refuse_waiting` raises.
 
         If anything interrupts the wait, this method cancels the call, and waits up to `INTERRUPT_GRACE_S` for
-        its clean-up, or server processes could outlive the program. The second Ctrl-C calls `force_kill`.
+        its clean-up, so that no server process outlives the program. The second Ctrl-C calls `force_kill`.
         """
         if not self.done():
             self.loop_thread.refuse_waiting()

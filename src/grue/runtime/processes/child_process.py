@@ -137,7 +137,7 @@ class ChildProcess:
         return "died" if self._ending == "none" and self.exited else self._ending
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return sentences about accesses that the sandbox seems to have refused, as `ProcessGroup` does."""
+        """Return what `ProcessGroup.refusals` says about accesses that the sandbox seems to have refused."""
         return self._group.refusals(text, died=died)
 
     async def wait_exit(self) -> ServerExit:

@@ -262,9 +262,9 @@ class ProcessRegistry:
         """Start `command` in its own POSIX session, with pipes for its standard streams, and register it.
 
         `command` is an absolute path, a path relative to `cwd` (`None`: the host's), or a name on the `PATH`
-        in `env` or, if `env` has none, on the host's. `env` is the whole environment. The `sandbox` gives
-        access to the files that the first `own_words` words of the command line name, which the user has
-        chosen, not a model; `None`: all words.
+        in `env` or, if `env` has none, on the host's. `env` is the whole environment. The first
+        `own_words` words of the command line (`None`: all) are the user's, not a model's: the `sandbox` gives
+        access to the files that they name.
 
         Raises `SpawnError`, and on Windows `MCPConfigError`.
         """

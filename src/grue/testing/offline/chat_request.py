@@ -56,7 +56,7 @@ class _NamedSchema(Struct, frozen=True):
 
 class _ResponseFormat(Struct, frozen=True):
     type: Literal["text", "json_object", "json_schema"] = "text"
-    json_schema: _NamedSchema | None = None  # for the type of that name
+    json_schema: _NamedSchema | None = None  # for the type `json_schema`
 
 
 class ChatRequest(Struct, frozen=True, kw_only=True):

@@ -124,7 +124,7 @@ class Step(Struct, frozen=True, kw_only=True):
     command: str
     why: str  # for the field `thinking` of the JSON answer
     objective: str | None = None  # a new goal for several turns
-    rounds: tuple[tuple[Thought, ...], ...] = ()  # the thoughts of each reply, with a call for each thought
+    rounds: tuple[tuple[Thought, ...], ...] = ()  # the thoughts of each reply before the answer
 
 
 class Playbook(Struct, frozen=True):
@@ -138,7 +138,7 @@ class Playbook(Struct, frozen=True):
         return re.search(self.title, game, re.IGNORECASE) is not None
 
     def step_for(self, situation: Situation) -> Step | None:
-        """Return the next step; `None`: the script has ended, or does not fit the game or last commands."""
+        """Return the next step; `None`: the script has ended, or does not fit the game or `recent`."""
         if not self.is_for(situation.game):
             return None
         commands = [step.command for step in self.steps]
@@ -313,7 +313,7 @@ _ZORK_COMMANDS: Final = (
 
 
 def playbook_for(game_title: str, seed: int) -> Playbook | None:
-    """Return the playbook for a game with this seed; `None`: the offline model explores the game."""
+    """Return the playbook for a game, which has this `seed`; `None`: the offline model explores the game."""
     candidates = (house_playbook(seed), zork1_playbook())
     return next((playbook for playbook in candidates if playbook.is_for(game_title)), None)
 

@@ -40,7 +40,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
     refusals: Callable[[Json, Owed], Iterator[str]]  # gets a request and the earlier reasoning
     owed: Callable[[Json], dict[str, list[Json]]]  # gets a reply; returns its reasoning, as in `Owed`
     events: Callable[[Json, Json], Iterator[bytes]]  # gets a reply and the request
-    broken_off: Callable[[], bytes]  # returns an error for the middle of a stream
+    broken_off: Callable[[], bytes]  # returns an error event for the middle of a stream
     admission: Callable[[Mapping[str, str]], Refusal | None] = lambda _: None  # gets the headers
     stream_path: str = ""  # end of the URL path of requests for a stream; empty: as `path`
 
