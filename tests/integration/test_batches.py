@@ -319,6 +319,22 @@ def test_results_that_arrive_damaged_are_read_again(wire: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("wire", ["chat_completions", "messages"])
 @pytest.mark.slow
+def test_replies_that_are_damaged_on_disk_are_fetched_again_and_not_paid_for(
+    wire: str, tmp_path: Path
+) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        run(llm, tmp_path, wire=wire)
+        first, second = sorted((tmp_path / "batch" / "replies").iterdir())
+        first.write_bytes(b"\x00" + first.read_bytes())
+        second.unlink()
+        for trace in (tmp_path / "batch" / "turns").iterdir():
+            trace.unlink()
+        assert answers(run(llm, tmp_path, wire=wire)) == expected(4)
+    once(llm, 8)
+
+
+@pytest.mark.parametrize("wire", ["chat_completions", "messages"])
+@pytest.mark.slow
 def test_a_provider_that_stumbles_is_asked_again_and_makes_one_batch(wire: str, tmp_path: Path) -> None:
     def stumble(method: str, path: str, times: int) -> LlmReply | None:
         return {1: rate_limited(0), 2: error_reply(503, "busy"), 3: hang_up()}.get(times)

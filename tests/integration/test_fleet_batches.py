@@ -20,7 +20,7 @@ from grue.fleet.batches import FleetBatches, waiting_in
 from grue.fleet.broker import FleetBudget, RequestCount
 from grue.fleet.driver import Finished
 from grue.fleet.fleet import FleetOptions
-from grue.fleet.folder import REPLIES, REQUESTS
+from grue.fleet.folder import REPLIES, REQUESTS, EpisodeFolder
 from grue.fleet.work import Episode
 from grue.protocol.turn.prices import Price
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply, text_reply
@@ -63,7 +63,8 @@ def work(tmp_path: Path) -> str:
 
 def run(llm: ScriptedLlmServer, tmp_path: Path, count: int = 3, **more: Any) -> Finished:
     given = more.pop("case", {})
-    return fleet(tmp_path, **more).map(work(tmp_path), cases(llm, tmp_path, count, **given))
+    retry = more.pop("retry", False)
+    return fleet(tmp_path, **more).map(work(tmp_path), cases(llm, tmp_path, count, **given), retry=retry)
 
 
 @pytest.mark.slow
@@ -134,6 +135,24 @@ def test_a_work_that_damages_its_replies_costs_its_own_episode_only(tmp_path: Pa
     assert (finished.reason, finished.tally.done, finished.tally.given_up) == ("finished", 1, 1)
     assert finished.tally.scores["score"] == (1, 1.0)
     assert "replies.jsonl" in finished.tally.troubles[0]
+
+
+@pytest.mark.parametrize("name", [REQUESTS, REPLIES])
+@pytest.mark.slow
+def test_a_damaged_list_of_requests_or_replies_can_be_removed_and_nothing_is_asked_again(
+    tmp_path: Path, name: str
+) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        run(llm, tmp_path)
+        damaged = next((tmp_path / "fleet").glob(f"??/*/{name}"))
+        EpisodeFolder(damaged.parent).set_aside_commit()
+        damaged.write_bytes(b"{\n")
+        finished = run(llm, tmp_path)
+        assert (finished.tally.done, finished.tally.given_up) == (2, 1)
+        assert "Remove it; `grue fleet retry` then takes" in finished.tally.troubles[0]
+        damaged.unlink()
+        assert run(llm, tmp_path, retry=True).tally.done == 3
+    assert max(llm.batches.asked.values()) == 1
 
 
 @pytest.mark.slow

@@ -316,7 +316,8 @@ def _lines(path: Path, kind: type[T]) -> list[T]:
     except OSError as error:
         raise FleetError(f"Cannot read {path}: {os_cause(error)}.") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise FleetError(f"{path} is damaged: {error}.") from error
+        remedy = f"Remove it; `grue fleet retry` then takes the replies from {BATCHES} in the fleet's folder."
+        raise FleetError(f"{path} is damaged: {error}. {remedy}") from error
 
 
 def _append(path: Path, lines: Iterable[Struct]) -> None:

@@ -10,6 +10,9 @@
 A request's id consists of the folder's `run`, the number of the turn (in a fleet, the episode's id), the
 request's number in the turn, a digest of its body, and the number of the attempt at the turn. By these parts,
 a process finds a request that an earlier process has stored.
+
+A damaged file costs no reply: damaged replies are fetched from the provider again, and for any other file the
+error says how to mend it.
 """
 
 import fcntl
@@ -20,7 +23,7 @@ import re
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -56,7 +59,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     """
 
     number: int
-    items: int
+    items: int = 0
     state: Literal["sending", "sent", "settled"] = "sending"
     key: str = ""
     begun_at: float = 0.0
@@ -202,7 +205,7 @@ class BatchFolder(Closing):
         path = self.replies_of(number)
         with self.using(), path.open("rb") as file:
             file.seek(offset)
-            return _decoded(path, file.read(length), Result)
+            return _decoded(path, file.read(length), Result, "Run the same again: lost replies are fetched.")
 
     def unsent(self) -> Iterator[Submission]:
         """Flush the requests to disk, and yield a `Submission` for each unsent file of requests."""
@@ -264,9 +267,13 @@ class BatchFolder(Closing):
     def _known(self, given: BatchManifest) -> BatchManifest:
         path = self.path / "batch.json"
         try:
-            there = _decoded(path, read_regular(path, _MOST_BYTES), BatchManifest)
+            remedy = (
+                f"If the folder's requests are for {given.model} at {given.address}, remove this file: it is"
+                " written again, and no reply is lost."
+            )
+            there = _decoded(path, read_regular(path, _MOST_BYTES), BatchManifest, remedy)
         except FileNotFoundError:
-            made = msgspec.structs.replace(given, run=secrets.token_hex(4))
+            made = msgspec.structs.replace(given, run=self._run_of_requests() or secrets.token_hex(4))
             write_whole(path, msgspec.json.encode(made), fsync=True)
             return made
         if msgspec.structs.replace(there, run="") != given:
@@ -280,28 +287,55 @@ class BatchFolder(Closing):
     def _numbered(self, folder: str) -> Iterator[Path]:
         yield from (path for path in sorted((self.path / folder).iterdir()) if _NUMBERED.fullmatch(path.name))
 
-    def _read(self, *, keep_unsent: bool) -> None:
-        for path in self._numbered("submissions"):
-            submission = _decoded(path, read_regular(path, _MOST_BYTES), Submission)
-            self.submissions[submission.number] = submission
+    def _run_of_requests(self) -> str:
         for path in self._numbered("requests"):
-            if keep_unsent or int(path.stem) in self.submissions:
+            with path.open("rb") as file:
+                for line in file:
+                    with suppress(ValueError, RecursionError):
+                        return msgspec.json.decode(line, type=_Named).custom_id.partition("-")[0]
+        return ""
+
+    def _read(self, *, keep_unsent: bool) -> None:
+        sent = {int(path.stem): path for path in self._numbered("submissions")}
+        self._number = max(sent, default=0)
+        for path in self._numbered("requests"):
+            if keep_unsent or int(path.stem) in sent:
                 self._read_requests(path)
             else:
                 path.unlink()
-        for number in self.submissions:
+        for number in sent:
             if self.replies_of(number).exists():
                 self._read_replies(number)
+        incomplete = {number for item, number in self._wanted.items() if item not in self._replies}
+        for number, path in sent.items():
+            self.submissions[number] = self._read_submission(path, number, incomplete=number in incomplete)
+
+    def _read_submission(self, path: Path, number: int, *, incomplete: bool) -> Submission:
+        written = read_regular(path, _MOST_BYTES)
+        if not incomplete:
+            with suppress(ValueError, RecursionError):
+                return msgspec.json.decode(written, type=Submission)
+            return Submission(number=number, state="settled")
+        remedy = (
+            f'Write {{"number":{number},"state":"sent","batch_id":"ID"}} into it, with the id that the'
+            f" provider has given to the batch of {self.requests_of(number).name}, and no reply is lost. If"
+            " you remove the file instead, these requests are sent, and paid for, again."
+        )
+        submission = _decoded(path, written, Submission, remedy)
+        if submission.state == "settled":  # replies were damaged or removed: fetch them again
+            return msgspec.structs.replace(submission, state="sent")
+        return submission
 
     def _read_requests(self, path: Path) -> None:
         """Read the ids of a file's requests. Cut off a last line that a killed process left incomplete."""
         number, whole = int(path.stem), 0
         with path.open("rb+") as file:
-            for line in file:
+            for count, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
                 whole += len(line)
-                self._note(_decoded(path, line, _Named).custom_id, number)
+                remedy = f"Remove its line {count}: only its request is asked, and paid for, again."
+                self._note(_decoded(path, line, _Named, remedy).custom_id, number)
             file.truncate(whole)
         self._number = max(self._number, number)
 
@@ -309,8 +343,9 @@ class BatchFolder(Closing):
         offset, path = 0, self.replies_of(number)
         with path.open("rb") as file:
             for line in file:
-                item = _decoded(path, line, _Settled).item
-                self._replies[item] = (number, offset, len(line))
+                with suppress(ValueError, RecursionError):  # a damaged reply; see `_read_submission`
+                    item = msgspec.json.decode(line, type=Result).item
+                    self._replies[item] = (number, offset, len(line))
                 offset += len(line)
 
 
@@ -334,12 +369,8 @@ class _Named(Struct):
     custom_id: _ItemId
 
 
-class _Settled(Struct):
-    item: _ItemId
-
-
-def _decoded(path: Path, written: bytes, kind: type[T]) -> T:
+def _decoded(path: Path, written: bytes, kind: type[T], remedy: str) -> T:
     try:
         return msgspec.json.decode(written, type=kind)
     except (ValueError, RecursionError) as error:
-        raise BatchFolderError(f"{path} is damaged: {error}. Name another folder.") from error
+        raise BatchFolderError(f"{path} is damaged: {error}. {remedy}") from error

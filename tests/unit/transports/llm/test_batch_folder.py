@@ -119,14 +119,87 @@ def test_a_place_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize("name", ["submissions/0001.json", "requests/0001.jsonl", "replies/0001.jsonl"])
-@pytest.mark.parametrize("content", [b"{\n", b"{}\n", b'{"custom_id":"x"}\n', b'{"item":"\xff"}\n'])
-def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+DAMAGE = [b"{\n", b"{}\n", b'{"custom_id":"x"}\n', b'{"item":"\xff"}\n']
+
+
+@pytest.fixture
+def answered(tmp_path: Path) -> list[str]:
+    """The ids of two requests whose replies are in the folder."""
     with folder(tmp_path) as files:
-        settled(files, Result(item=ask(files, 1, 1), status=200))
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(BatchFolderError, match=f"{name} is damaged: .*Name another folder"), folder(tmp_path):
+        items = [ask(files, turn, 1) for turn in (1, 2)]
+        (submission,) = files.unsent()
+        submission = files.keep(replace(submission, state="sent", batch_id="b1"))
+        files.settle(submission, [Result(item=item, status=200) for item in items])
+    return items
+
+
+@pytest.mark.parametrize("content", DAMAGE)
+def test_a_damaged_request_is_named_and_the_others_count_without_it(
+    tmp_path: Path, content: bytes, answered: list[str]
+) -> None:
+    path = tmp_path / "requests" / "0001.jsonl"
+    written = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(written[0] + content)
+    fault = r"requests/0001\.jsonl is damaged: .*\. Remove its line 2: only its request is asked"
+    with pytest.raises(BatchFolderError, match=fault), folder(tmp_path):
         pass
+    path.write_bytes(written[0])
+    with folder(tmp_path) as files:
+        assert [files.is_wanted(item) for item in answered] == [True, False]
+        assert files.result(answered[0]) is not None
+
+
+@pytest.mark.parametrize("content", DAMAGE)
+def test_a_damaged_submission_whose_replies_are_here_costs_nothing(
+    tmp_path: Path, content: bytes, answered: list[str]
+) -> None:
+    (tmp_path / "submissions" / "0001.json").write_bytes(content)
+    with folder(tmp_path) as files:
+        assert [files.submissions[1].state, *files.unsent()] == ["settled"]
+        assert all(files.result(item) is not None for item in answered)
+
+
+@pytest.mark.parametrize("content", DAMAGE)
+def test_a_damaged_submission_without_replies_says_how_to_get_them(
+    tmp_path: Path, content: bytes, answered: list[str]
+) -> None:
+    (tmp_path / "replies" / "0001.jsonl").unlink()
+    path = tmp_path / "submissions" / "0001.json"
+    path.write_bytes(content)
+    with (
+        pytest.raises(BatchFolderError, match=r"0001\.json is damaged: .*\. Write {") as caught,
+        folder(tmp_path),
+    ):
+        pass
+    path.write_text(str(caught.value).partition(". Write ")[2].partition(" into it")[0])
+    with folder(tmp_path) as files:
+        assert (files.submissions[1].state, files.submissions[1].batch_id) == ("sent", "ID")
+
+
+@pytest.mark.parametrize("content", [*DAMAGE, b"", None])
+def test_damaged_replies_are_fetched_again_and_the_others_count(
+    tmp_path: Path, content: bytes | None, answered: list[str]
+) -> None:
+    path = tmp_path / "replies" / "0001.jsonl"
+    first = path.read_bytes().splitlines(keepends=True)[0]
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content + first)
+    with folder(tmp_path) as files:
+        assert (files.submissions[1].state, files.submissions[1].batch_id) == ("sent", "b1")
+        assert [files.result(item) is not None for item in answered] == [content is not None, False]
+
+
+def test_a_damaged_manifest_can_be_removed_and_the_requests_keep_their_ids(
+    tmp_path: Path, answered: list[str]
+) -> None:
+    (tmp_path / "batch.json").write_text("{")
+    with pytest.raises(BatchFolderError, match=r"are for m at .*, remove this file"), folder(tmp_path):
+        pass
+    (tmp_path / "batch.json").unlink()
+    with folder(tmp_path) as files:
+        assert [ask(files, 1, 1), ask(files, 2, 1)] == answered
+        assert files.manifest.run == answered[0].partition("-")[0]
 
 
 def test_a_request_is_stored_whole_however_little_is_written_at_once(
