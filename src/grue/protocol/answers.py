@@ -31,7 +31,7 @@ MAX_CHARS = 2 * 2**20  # only the last `MAX_CHARS` characters of a text are sear
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:
-    """Yield JSON objects that could be the answer: the whole text, those in fences, others (last first)."""
+    """Yield JSON objects that may be the answer: the whole text, those in fences, then others, last first."""
     text = text[-MAX_CHARS:]
     seen: list[dict[str, object]] = []
     for candidate in (text, *fenced_blocks(text)):

@@ -37,7 +37,7 @@ _MOST_VALUES = 500_000
 
 
 def to_json(value: object) -> bytes:
-    """Encode a value; what JSON cannot express is replaced. Huge integers or nesting may raise an error."""
+    """Encode a value; what JSON cannot express is replaced. May raise for huge integers or deep nesting."""
     try:
         return _ENCODER.encode(value)
     except (UnicodeEncodeError, TypeError):

@@ -41,8 +41,8 @@ _NUMBERED_WAIT = (
 
 
 _TAKEN_AT_ITS_WORD = 5
-"""After more failures than this, no wait is shorter than a backoff that is counted from there. An endpoint
-that always says `Retry-After: 0` would otherwise get hundreds of requests a second."""
+"""After this many failures, a wait that the endpoint asks for is at least a backoff that begins anew: an
+endpoint that always says `Retry-After: 0` would otherwise get hundreds of requests a second."""
 
 _ABOVE_0 = (
     *("exponential_base", "length_retry_factor"),
@@ -53,8 +53,8 @@ _ABOVE_0 = (
 class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """How often to retry a request, and the time limits of each request.
 
-    The table `[tool.grue.retry]` sets `timeout_s` (as `timeout_seconds`) and the fields above it, whose times
-    have no `_s` there. The others are set in code.
+    The table `[tool.grue.retry]` sets `timeout_s` (there `timeout_seconds`) and the fields above it (there
+    without `_s`). The fields below it are set in code.
 
     Attributes:
         max_retries: The most retries of a request. Sending it in another form after a refusal does not count.
@@ -66,7 +66,7 @@ class RetryPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         jitter_factor: Largest random addition to a wait, as a fraction of the wait.
         timeout_s: Limit of one request, from the connect to the last byte of the reply.
         connect_timeout_s: Limit of the connect.
-        first_byte_timeout_s: Limit from the beginning of the connect to that of the reply; `None`: no limit.
+        first_byte_timeout_s: Limit from the start of the connect to the reply's first byte; `None`: no limit.
         idle_timeout_s: Limit between two pieces of a streamed reply.
         length_retry_factor: If a reply is cut at the limit of the endpoint's profile, and the user has set no
             limit, it is requested once more, with at most this many times the limit. 1: no such request.
@@ -128,7 +128,7 @@ def backoff(policy: RetryPolicy, attempt: int) -> float:
 
 def asked_wait(headers: Mapping[str, str], now: float) -> float | None:
     """Return the seconds that headers (names in lower case) ask to wait, or `None`; `now`: epoch seconds."""
-    # This machine's clock may be wrong. Compared with it, a date could mean no wait, or one of hours.
+    # This machine's clock may be wrong, so measure a wait from the reply's own `date`, if it has one.
     sent = _moment(_http_date, headers.get("date", ""))
     now = now if sent is None else sent
     for name in ("retry-after-ms", "x-ms-retry-after-ms"):

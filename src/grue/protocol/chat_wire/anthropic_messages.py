@@ -263,7 +263,7 @@ class AnthropicMessages(w.WireFormat):
         return w.EncodedItems(tuple(system), encoded)
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode a reply's blocks, with the calls in `reply.tool_calls`. Thoughts alone are not sent."""
+        """Encode a reply's blocks, but only the calls in `reply.tool_calls`. Thoughts alone are not sent."""
         calls = {call.call_id: call for call in reply.tool_calls}
         blocks: list[m.JsonObject] = []
         for block in map(w.as_object, w.listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):

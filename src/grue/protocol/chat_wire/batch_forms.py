@@ -3,8 +3,8 @@
 OpenAI takes a file with a line for each request, and Anthropic all requests in one body. If a process is
 killed while it submits a batch, the batch may be in the provider's list already. With OpenAI's API, grue
 finds its batch by a key in the metadata, or by the id of the uploaded file, because some providers keep no
-metadata. Of Anthropic's batches, one counts as grue's own if it was made since grue began to submit, has the
-same number of requests, and its first readable result has the id of one of these requests.
+metadata. With Anthropic's API, a batch counts as grue's if it was made since grue began to submit, has as
+many requests as grue submitted, and its first readable result has the id of one of them.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class BatchState(Struct, frozen=True, kw_only=True):
 
     Attributes:
         key: The key that grue has put into the batch's metadata; empty: there is none.
-        created_at: As the provider writes it.
+        created_at: When the batch was created, as the provider writes it.
         results: API paths of the files with the batch's results; none before the batch has ended.
         left: How the batch ended, if it ended so early that requests may have no result; else empty.
     """

@@ -1,6 +1,6 @@
 """The wire format of OpenAI-style chat completions, `POST {base_url}/chat/completions`, and of its streams.
 
-A lost chunk is noticed only if the others break a rule, such as: a call's first piece has the tool's name;
+A lost chunk is noticed only if the rest breaks a rule, such as: a call's first piece has the tool's name;
 the indexes of calls count up one by one (or are all equal, or missing); the reply has a `finish_reason`.
 """
 

@@ -451,7 +451,7 @@ class EncodedConversation:
         return w.NamedResult(**{**msgspec.structs.asdict(item), "call_id": call_id}, name=name)
 
     def _system_to_mark(self, items: tuple[w.WireItem, ...]) -> tuple[int, ...]:
-        """Return the place of the first system text if it gets a marker of grue's own, else `()`."""
+        """Return the position of the first system text if it gets a marker of grue's own, else `()`."""
         if self._system_seen or not self._messages.room:
             return ()
         for at, item in enumerate(items):

@@ -29,7 +29,7 @@ _REFUSALS = frozenset({200, 400, 401, 402, 403, 404, 406, 409, 410, 412, 422, 45
 """Statuses of errors whose text mostly decides the reason. An error object without a status counts as 200."""
 
 NO_KEY = "There is no API key"
-"""If there is no key, the sentence about the key's source (`key` of `describe`) begins so."""
+"""The beginning of the sentence about the key's source (`key` of `describe`) if there is no key."""
 
 DOCTOR_CHECKS = " `grue doctor` checks it."
 """The last sentence of advice about an unreachable local endpoint. `grue doctor` leaves this sentence out."""
@@ -298,7 +298,7 @@ def fault_of_error(error: object) -> Fault:
 
 
 def fault_in(answer: m.JsonObject, missing: str) -> Fault:
-    """Return the fault of a body with status 200 that is an error, or is incomplete: `missing` says how."""
+    """Return the error in a body with status 200, or else a fault with the words `missing` (`no output`)."""
     fault, said = error_in(answer), _said_beside(answer)
     return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
 

@@ -63,7 +63,8 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             `-`; `learn`: `server.tool` until the endpoint refuses a name, and then encoded.
         sampling: The sampling fields that the endpoint accepts; others are left out.
         max_tokens_field: The field that limits the reply's tokens, in formats with several such fields.
-        default_max_tokens: The limit if the settings have none (`reasoning_tokens` are added), or `None`.
+        default_max_tokens: The limit on the reply's tokens if the settings have none; `reasoning_tokens` are
+            added. `None`: no limit.
         max_output_tokens: The largest limit that the endpoint accepts; `None` if that is not known.
         system_role: The role of instructions, in formats that know several roles for them.
         reasoning: How to request thinking: the field `reasoning_effort`, the object `reasoning`, Anthropic's
@@ -76,9 +77,9 @@ class WireProfile(Struct, frozen=True, kw_only=True):
         assistant_after_results: An assistant's message must stand between tool results and a user message.
         max_description_chars: Longest description of a tool; `None` for no limit.
         call_ids: A pattern that the ids of tool calls must match; others are replaced. Empty: any id will do.
-        signs_calls: The endpoint refuses a tool call without its signature. If a reply came from elsewhere,
-            its first call gets a text that Google accepts instead. Only in chat completions.
-        streams: Whether the endpoint can stream a reply. With `must_stream` it can do nothing else.
+        signs_calls: The endpoint refuses a tool call without its signature. If a reply has no `echo` of this
+            model, its first call gets a text that Google accepts instead. Only in chat completions.
+        streams: Whether the endpoint can stream a reply. With `must_stream`, it cannot reply otherwise.
         lists_parameters: Whether the endpoint's model list names each model's parameters and kinds of input.
         reports_cost: Whether replies state their cost; `unknown`: the first reply will show it.
         images: Whether the endpoint accepts images. `True` for an unknown endpoint, until it refuses one.

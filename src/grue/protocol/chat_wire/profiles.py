@@ -3,13 +3,14 @@
 To add a provider, add a row to `PROFILES`, its name in OpenTelemetry's conventions for GenAI to `_BY_HOST`,
 and the name of its key's environment variable to `OWN_KEYS` in `tool_sessions/server_specs.py`.
 
-To handle another kind of refusal, add an adaptation: by the refusal's text, it returns the profile without
-the refused feature, or with the form that the endpoint asks for. No adaptation may reverse another one, or a
-request could repeat for ever. (The change to `/responses`, which happens once, requests reasoning again.)
+To handle another kind of refusal, add an adaptation: a function of the profile and the refusal's text that
+returns the profile without the refused feature, or with the form that the endpoint asks for. No adaptation
+may reverse another one, or a request could be repeated for ever. (The change to `/responses`, which happens
+once, requests reasoning again.)
 
 Whether a model can call tools is known from the setting `mcp_force_tool_support`, the endpoint's model list,
 or, as a heuristic, its name. The rows of `NAME_RULES` for models without tools come first. A model that no
-row matches is assumed to call tools: if not, the first request fails with the provider's reason.
+row matches is offered tools: if it takes none, the first request fails with the provider's reason.
 
 Source: R4.5, R12.1-3, R12.5, D8, P13
 """
@@ -57,7 +58,7 @@ _BY_HOST = {
 
 @functools.lru_cache(maxsize=64)
 def provider_name(base_url: str, wire: str) -> str:
-    """Return the provider's OpenTelemetry name; for an unknown host, that of its wire format's maker."""
+    """Return the provider's OpenTelemetry name; for an unknown host, the name of the wire format's maker."""
     host = (urlsplit(base_url.strip()).hostname or "").rstrip(".")
     # Vertex AI puts the region and a dash before its host: europe-west4-aiplatform.googleapis.com.
     known = (name for end, name in _BY_HOST.items() if host == end or host.endswith((f".{end}", f"-{end}")))
@@ -450,7 +451,7 @@ def read_models(body: bytes) -> dict[str, ListedModel] | None:
 
 
 def find_model(models: dict[str, ListedModel], model: str) -> ListedModel | None:
-    """Return a model's entry, or else, for a variant (`name:nitro`), that of `name`, or else `None`."""
+    """Return a model's entry; for an unlisted variant (`name:nitro`), that of `name`; `None`: no entry."""
     return models.get(model) or models.get(model.rpartition(":")[0])
 
 
@@ -518,7 +519,7 @@ def supports_tool_calling(
 def checked_support(
     model: str, endpoint: str, *, forced: bool = False, endpoint_says: bool | None = None
 ) -> m.ToolSupportChecked:
-    """Return whether `model` may be offered tools, and which source (or `forced`) decided that."""
+    """Return whether `model` may be offered tools, and how that is known (`ToolSupportChecked.by`)."""
     checked = functools.partial(m.ToolSupportChecked, model=model, endpoint=endpoint)
     if forced:
         return checked(supported=True, by="forced")

@@ -105,7 +105,7 @@ class ResponsesAssembler:
 
     @property
     def begun(self) -> bool:
-        """Whether a piece of text or of a call, or another whole item, has arrived."""
+        """Whether a piece of text or of a call, or a whole item, has arrived."""
         return bool(self._held["pieces"] or self._held["items"])
 
     @property
@@ -307,7 +307,7 @@ _OUTPUT = "output"  # key in `Reply.echo` for the reply's output items, in order
 
 
 class Responses(w.WireFormat):
-    """The wire format of OpenAI's Responses API, which compatible gateways have too."""
+    """The format of OpenAI's Responses API and of compatible gateways."""
 
     name = "responses"
     path = "/responses"
@@ -336,7 +336,7 @@ class Responses(w.WireFormat):
         return w.EncodedItems(messages=tuple(to_json(_input(item, profile)) for item in items))
 
     def encode_reply(self, reply: w.Reply, names: WireNames) -> tuple[bytes, ...]:
-        """Encode a reply's items, with the calls in `reply.tool_calls`, and without reasoning at the end."""
+        """Encode a reply's items, but only the calls in `reply.tool_calls`, and no reasoning at the end."""
         items = w.listed(reply.echo.get(_OUTPUT)) or _items_of(reply)
         calls = {call.call_id: call for call in reply.tool_calls}
         encoded: list[m.JsonObject] = []

@@ -40,7 +40,7 @@ class ServerEvent(Struct, frozen=True):
 
     @property
     def object(self) -> m.JsonObject:
-        """The data as a JSON object, empty for blank data and `[DONE]`. `DamagedStream`: it is not one."""
+        """The data as a JSON object, empty for blank data and `[DONE]`. Other data raises `DamagedStream`."""
         if self.text.strip() in ("", "[DONE]"):
             return {}
         try:
@@ -60,7 +60,7 @@ def intact(value: m.JsonObject, names: frozenset[str]) -> m.JsonObject:
 
 
 def ungarbled(name: str, names: frozenset[str], what: str) -> str:
-    """Return the name; `DamagedStream`: it differs from one of `names` in one of its 4 to 24 characters."""
+    """Return the name; `DamagedStream`: one of its 4 to 24 characters differs from one of `names`."""
     if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
         meant = _garbled(name, names)
         if meant:
@@ -87,7 +87,7 @@ class EventLines:
 
     @property
     def waiting(self) -> int:
-        """Bytes of a line that has not ended yet."""
+        """How many bytes have arrived of a line that has not ended yet."""
         return len(self._rest)
 
     def feed(self, chunk: bytes) -> Iterator[ServerEvent]:

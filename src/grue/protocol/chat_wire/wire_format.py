@@ -1,8 +1,8 @@
 """The interface of a wire format, a decoded reply, and the code that the formats share.
 
 To add a wire format, write a module with a class derived from `WireFormat` and an assembler for its streams
-of server-sent events, and add it to `WireName` and the list in `formats.py`. So that the endpoint of tests
-can speak it, add a `Dialect` (`grue.testing.providers`). `tests/support/fourth_format.py` has both.
+of server-sent events, and add it to `WireName` and the list in `formats.py`. For tests, teach it to the
+scripted endpoint: add a `Dialect` (`grue.testing.providers`). `tests/support/fourth_format.py` has both.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
 objects or empty, numbers are strings. The functions here read what they can.
@@ -171,7 +171,7 @@ def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, 
 
 
 def as_it_ended(reply: Reply) -> Reply | Fault:
-    """Return the reply, without calls if it was refused or stopped early, or a fault after an error."""
+    """Return the reply, without calls if it is a refusal or was stopped early; if it broke off, a fault."""
     reason = (reply.finish_reason or "").strip().lower()
     if reason in _BROKEN:
         words = f"the reply broke off: {reason}"
@@ -475,7 +475,8 @@ class WireFormat(Protocol):
     ) -> EncodedItems:
         """Encode items between two replies; those whose index is in `marked` get a cache marker.
 
-        Take texts from `user_text` and `result_text`: they mention attachments that are not sent.
+        Implementations take texts from `user_text` and `result_text`, which add a line about each attachment
+        that is not sent.
         """
 
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
@@ -493,7 +494,7 @@ class WireFormat(Protocol):
         return to_json(encoded) if encoded else b""
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return an entry of a request's list of tools, from a tool's `name`, `description`, `parameters`."""
+        """Return a tool as an entry of a request's list; `function`: its name, description and parameters."""
 
     def body(self, request: WireRequest) -> bytes:
         """Return the body of a request."""
@@ -501,7 +502,7 @@ class WireFormat(Protocol):
     def decode(
         self, body: bytes, names: WireNames, *, request: int, used_ids: Collection[str] = ()
     ) -> Reply | Fault:
-        """Read the untrusted body of a reply with status 2xx; its calls get other ids than the `used_ids`."""
+        """Read the untrusted body of a reply with status 2xx; no call of it gets an id from `used_ids`."""
         answer = read_object(body)
         return answer if isinstance(answer, Fault) else self.read(answer, CallIds(request, used_ids), names)
 
@@ -549,8 +550,8 @@ def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition
 def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
     """Return a request's `own` fields and those of `extra`.
 
-    If both have a field, that of `extra` counts. But if both are objects, they are joined, unless that of
-    `extra` is empty or has a `type`.
+    If both have a field, the value in `extra` counts. But if both values are objects, they are joined, unless
+    the one in `extra` is empty or has a `type`.
     """
     return {**own, **{name: _joined(own.get(name), value) for name, value in extra.items()}}
 

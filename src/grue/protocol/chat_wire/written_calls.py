@@ -116,9 +116,10 @@ class _Unreadable(Exception):  # noqa: N818 - never leaves this module
 def split_thoughts(text: str) -> tuple[str, str]:
     """Return the thoughts at the beginning of a text, without their tags, and the rest of the text.
 
-    After an opening tag without a closing one, all is thoughts. Some templates put the opening tag into the
-    prompt. Then the closing tag counts only in a line of its own, or outside of code blocks with no space,
-    quote or the like beside it (`_is_attached`). In harmony, thoughts are in the channel `analysis`.
+    After an opening tag without a closing one, the rest is thoughts. Some templates put the opening tag into
+    the prompt, so that the text has only the closing tag. This tag counts only in a line of its own, or
+    outside of code blocks with no space, quote or the like beside it (`_is_attached`). In harmony, thoughts
+    are in the channel `analysis`.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)
@@ -230,7 +231,8 @@ def read_written(
 ) -> Written | None:
     """Read the tool calls in a text; `None`: it has none, or is too long.
 
-    `wire_names`: names of `tools` on the wire. `bare`: read also untagged JSON, if all its tools are known.
+    `wire_names`: the names of `tools` on the wire, in the same order. `bare`: read also JSON without tags, if
+    all its tools are known.
     """
     text = text.strip()
     for end in _ENDS:

@@ -7,16 +7,18 @@
     save room ...]" for a tool result, and for a user text the host's shorter text (`UserText.stub`), if any.
 3.  The turn's user text, its last reply, the results of that reply and the new items never become stubs.
 4.  If that is not enough, the model is asked for a summary: at most `max_summaries` times in a turn, and only
-    if the budget allows it and the summary can free enough. It replaces everything but the history's first
-    entry, the turn's user text and its last reply.
+    if the budget allows it and the summary can free enough. The summary replaces the history, except its
+    first entry, the turn's user text and the turn's last reply.
 5.  If the request still fills more than `high_water`, its results are cut in the middle, the largest first.
-6.  If the endpoint still reports an overflow (once in a turn), the smaller of the window in its error and the
-    known one counts; if neither is known, the size of the request. Then the oldest parts are cleared until
-    the request fills at most `low_water`. If that is not enough, the newest results are cut.
-7.  If the request still fills more than `high_water` then, the oldest exchanges are left out.
+6.  If the endpoint still refuses the request as too long (once in a turn), the window is taken to be the
+    smaller of the size in the refusal and the size known before; if there is neither, the request's size. The
+    oldest parts are cleared until the request fills at most `low_water`. If that is not enough, the newest
+    results are cut.
+7.  If the request then still fills more than `high_water`, the oldest exchanges are left out.
 
-A `ContextLedger` holds the size of each part of the conversation, oldest first: an estimate, until the tokens
-of a whole prompt are reported. The difference is usually spread over the parts that were not counted before.
+A `ContextLedger` holds the size of each part of the conversation, oldest first: an estimate, until the
+endpoint reports the tokens of a whole prompt. Then the sizes are corrected so that they add up to these
+tokens, usually only the sizes of parts that were not counted before.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ parts. If the two differ by more than this factor, the sizes counted earlier are
 class ContextLedger(Struct, frozen=True, kw_only=True):
     """The sizes of a conversation's parts: its first request (`head`), the tools, and the other `items`.
 
-    Items from position `current` on, usually the last reply and what follows, are never cleared.
+    Only the items before position `current` can be cleared: usually those before the last reply.
     """
 
     bytes_per_token: float = TEXT_BYTES_PER_TOKEN
@@ -324,7 +326,7 @@ def cut_last(
 
 
 def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, float] | None:
-    """Return the ledger cut to about `most` tokens, and the share of `items` kept; `None`: nothing is old."""
+    """Return the ledger cut to about `most` tokens, and the share of `items` kept; `None`: nothing to cut."""
     rest = sum(item.tokens for item in ledger.items)
     if not rest or not any(item.tokens for item in ledger.items[: ledger.current]):
         return None
@@ -335,9 +337,9 @@ def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, flo
 
 
 def _share(sizes: Sequence[int], most: int) -> int:
-    """Return the size to which the larger of the ascending `sizes` are cut: all sum up to `most` if possible.
+    """Return the limit to which larger `sizes` (ascending) are cut, so that all add up to at most `most`.
 
-    It is never below `_SHORTEST_RESULT`, unless nothing has to be cut.
+    It is at least `_SHORTEST_RESULT`, even if they then add up to more. If nothing is cut, it is the largest.
     """
     left = most
     for done, size in enumerate(sizes):
@@ -349,7 +351,7 @@ def _share(sizes: Sequence[int], most: int) -> int:
 
 
 def _shorter(ledger: ContextLedger, result: m.ToolMessage, tokens: int, whole_tokens: int) -> m.ToolMessage:
-    """Return a result of `whole_tokens` tokens cut to `tokens`, without attachments and the text's middle."""
+    """Cut a result of `whole_tokens` tokens to `tokens`: drop its attachments and the middle of its text."""
     lines = "".join(
         f"\n[{each.mime}, {each.bytes:,} bytes: not shown: there is no room for it]"
         for each in result.attachments

@@ -66,7 +66,7 @@ class Ledger:
             self._early = None
         else:
             if early is not None:
-                # In the file, the entry has to precede the reply that `expect` has saved: save that again.
+                # In the file, the entry has to precede the reply that `expect` has saved: move the reply.
                 self._saved(b"")
             self._saved(line)
             if early is not None:
