@@ -132,7 +132,10 @@ def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "")
 
 
 def ruleset_of(rules: Iterable[Rule], *, any_network: bool) -> int:
-    """Return the descriptor (close-on-exec) of a new Landlock ruleset; -1 if the kernel has no Landlock."""
+    """Return the descriptor (close-on-exec) of a new Landlock ruleset; -1: the kernel has no Landlock.
+
+    The ruleset has `rules`. With `any_network`, it does not limit TCP.
+    """
     version = coverage().landlock
     if not version:
         return -1
@@ -220,7 +223,10 @@ def _install_code(code: bytes, *, listens: bool) -> int | None:
 
 
 def watch(calls: tuple[str, ...]) -> int | None:
-    """Have the kernel report `calls` of this thread and its children; return the listener's descriptor."""
+    """Have the kernel report the system calls `calls` of this thread and its children to a listener.
+
+    Return the listener's descriptor.
+    """
     _must(_libc().prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     return _install_code(calls_program(known_machine(), calls), listens=True)
 

@@ -28,7 +28,7 @@ class Changes(Struct, frozen=True, kw_only=True):
     # `ValueError`; a value out of its range raises `MCPConfigError`.
 
     policy: Mapping[str, object] = field(default_factory=dict)  # new values of `FailurePolicy`, by field
-    limits: Mapping[str, object] = field(default_factory=dict)  # likewise `TurnLimits`; `budget`: a mapping
+    limits: Mapping[str, object] = field(default_factory=dict)  # new values of `TurnLimits`, by field
     system: str | None = None  # new system text of all turns; here and in the next two, `None`: as recorded
     user: str | None = None
     final_request: str | None = None  # the text that asks for the final answer

@@ -75,7 +75,7 @@ def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) 
         for body in (envelope.body for envelope in each.envelopes):
             if isinstance(body, m.RunTurn) and body.history is not None:
                 lengths.add(body.history.length)
-            limit_s = getattr(body, "time_limit_s", None)  # of an `EpisodeStarted`
+            limit_s = getattr(body, "time_limit_s", None)  # a field of the skill agent's `RunStarted`
             if isinstance(limit_s, float):
                 limits.append(limit_s)
         yield each

@@ -49,7 +49,7 @@ def require_name(word: str) -> None:
 
 
 def place_of_marks(trace: Path) -> tuple[Path, int]:
-    """Return the folder for a trace's marks, and the attempt's number (0 outside fleets)."""
+    """Return the folder that contains a trace's `scores`, and the attempt's number (0 outside fleets)."""
     if trace.name != TRACE_FILE:  # the folder may hold other traces
         return trace.absolute().with_suffix(".marks"), 0
     run = trace.absolute().parent

@@ -173,7 +173,7 @@ class Span(Struct, frozen=True, kw_only=True, array_like=True):
     lane: str  # the actor
     phase: SpanKind
     label: str  # may be untrusted
-    start_s: float  # like `end_s`, since the trace began
+    start_s: float  # since the trace began; likewise `end_s`
     end_s: float
     first: int  # number of the message that began it
     last: int  # number of the message that ended it or, if none did, of the last one before its end
@@ -269,7 +269,7 @@ class PageTurn(Struct, kw_only=True):
     # The texts are printable, but untrusted.
 
     turn: int  # 0 for messages before the first turn
-    start_s: float  # like `end_s`, since the trace began
+    start_s: float  # since the trace began; likewise `end_s`
     end_s: float = 0.0
     outcome: str = ""  # `TurnCompleted.kind`, `failed`, `parked` or `unfinished`; empty: no `RunTurn`
     reason: str = ""  # why the outcome is not `answered`

@@ -54,7 +54,7 @@ class CachedPrompt(Struct, frozen=True, kw_only=True):
     repeated_bytes: int
     compared_with: int | None = None  # number of the earlier `RequestCompletion`
     after_s: float = 0.0  # seconds between the requests; a provider may cache a prompt for only 5 minutes
-    input_tokens: int = 0  # the prompt's tokens, by the endpoint; 0: not reported, or the reply was dropped
+    input_tokens: int = 0  # the prompt's tokens, as the endpoint counts them; 0: not known, or reply dropped
     cached_tokens: int = 0  # how many of `input_tokens` were read from the endpoint's cache
     whole: bool = True  # whether the trace holds all messages of the prompt
     broken: PrefixBreak | None = None  # `None`: no compared part differs, or there is no earlier prompt

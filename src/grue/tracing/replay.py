@@ -42,9 +42,9 @@ class _AgentTurn(Struct, frozen=True, kw_only=True):
     inbox: tuple[EpisodeEnvelope, ...]
     noted: tuple[EpisodeEnvelope, ...]  # `NOTED_EVENTS`, which do not come through the mailbox
     said: tuple[EpisodeEnvelope, ...]  # the agent's messages and notes
-    crash: ActorFailed | None  # of the agent
-    envelopes: Sequence[EpisodeEnvelope]  # of the slice: with the host's facts before and after the turn
-    by_seq: dict[int, EpisodeEnvelope]  # the same, by message number
+    crash: ActorFailed | None  # the agent's crash, if it crashed
+    envelopes: Sequence[EpisodeEnvelope]  # the whole slice, with the host's facts before and after the turn
+    by_seq: dict[int, EpisodeEnvelope]  # `envelopes` by message number
     cut_off: bool  # whether the process may have been killed in the turn
 
     @property

@@ -143,12 +143,12 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 class ModelStats(Struct, frozen=True, kw_only=True):
     """The requests to the model."""
 
-    requests: int = 0  # how many, with those of servers (sampling)
+    requests: int = 0  # how many, including those of servers (sampling)
     retries: int = 0  # how often a request was sent again after a failure
     cut_replies: int = 0  # how many replies ended at their length limit
     usage: m.Usage  # the sum, with estimates for what the endpoint does not report
     duration: Durations  # how long answered requests took, from the first attempt on
-    dropped_replies: int = 0  # how many were dropped: tools not as presumed, or a server did not start
+    dropped_replies: int = 0  # how many were dropped, as tools were not as presumed or a server did not start
     cut_results: int = 0  # how many tool results were cut before the model read them
 
 

@@ -21,7 +21,7 @@ from grue.tracing.turn_slices import OwnMessages
 class TurnRow(Struct, kw_only=True):
     """A turn; table `turns`. If it was parked and resumed, each part has a row with its own counts."""
 
-    episode: str  # id in its fleet; elsewhere the name of the run folder or of the trace file
+    episode: str  # id in the fleet; outside fleets, the name of the run folder or of the trace file
     turn: int
     began_at: float  # seconds since the epoch
     duration_s: float | None = None

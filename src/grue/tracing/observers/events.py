@@ -38,7 +38,7 @@ class Event(Struct, frozen=True, kw_only=True):
     message: str  # one printable line
     episode_id: str
     turn: int  # 0 if it belongs to no turn; for `EpisodeEnded`: how many turns there were
-    fields: m.JsonObject  # values by name, whose texts are untrusted
+    fields: m.JsonObject  # values by name; texts in them are untrusted
 
     def labels(self) -> m.JsonObject:
         """Return everything except `at`, `level` and `message`, in one flat object."""

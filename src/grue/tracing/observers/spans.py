@@ -249,10 +249,10 @@ class SpanClosed(Struct, frozen=True):
 
     span: SpanId
     at: float
-    subject: Subject  # the one of `SpanOpened`, with what later messages have added
+    subject: Subject  # as in `SpanOpened`, with what later messages have added
     outcome: Outcome | None  # `None`: cut off, crashed, parked or dropped
     verdict: Verdict
-    finish_reason: str | None = None  # of a turn: why its last reply ended
+    finish_reason: str | None = None  # for a turn: why its last reply ended
 
 
 SpanEvent: TypeAlias = SpanOpened | SpanNoted | SpanClosed

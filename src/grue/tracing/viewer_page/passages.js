@@ -64,7 +64,7 @@ function drawFact({ trace, passage, message, state }) {
 
 const isSaid = (value) => value !== null && value !== "" && value !== false && !(typeof value === "object" && !Object.keys(value).length);
 
-/** Is a value short enough for one line: a number, a word, a few words in a list? */
+/** Return whether a value is short enough for one line: a number, a word, or a few words in a list. */
 function isBrief(value) {
   if (Array.isArray(value)) return value.every((one) => typeof one !== "object" || one === null) && value.join(", ").length <= 2 * SHORT_FIELD;
   return typeof value !== "object" && String(value).length <= SHORT_FIELD && !String(value).includes("\n");

@@ -20,7 +20,7 @@ class Story {
     return drawPassage(this.trace, item, this);
   }
 
-  /** Show the passages that the filters accept; return how many these are. */
+  /** Show the passages that the filters accept; return how many they accept. */
   apply() {
     const { items, count } = this.filtered();
     this.list.show(items);

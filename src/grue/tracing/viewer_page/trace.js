@@ -17,7 +17,7 @@ class Trace {
     this.describe(episode);
   }
 
-  /** Whether all messages have been read. A growing trace counts as read, as far as the server has sent it. */
+  /** True if all messages have been read; always true for a growing trace, whose messages come from the server. */
   get whole() {
     return this.episode.live || this.messageOf.size >= this.overview.messages;
   }
@@ -49,7 +49,7 @@ class Trace {
     return turn;
   }
 
-  /** Add a passage; if an earlier version of the passage is known, change that. */
+  /** Add a passage; if an earlier version of the passage is known, update that version instead. */
   addPassage(row) {
     const made = newPassage(row);
     const known = this.passageOf.get(made.id);
@@ -157,7 +157,7 @@ function markActivity(turn, span, first, last) {
   }
 }
 
-/** Return the longest spans of single steps, the longest first. */
+/** Return the `most` longest spans of single steps, the longest first. */
 function longestSpans(spans, most) {
   const pieces = spans.filter((span) => !UNDRAWN_PHASES.has(span.phase));
   return pieces.sort((one, other) => other.end - other.start - (one.end - one.start)).slice(0, most);

@@ -146,7 +146,7 @@ class Viewer {
     return [count, this.trace.messageOf.size, "message"];
   }
 
-  /** The turns in which the filters accept a message, or, outside the tab of the messages, a passage. */
+  /** Return the turns in which the filters accept a message (in the tab of the messages) or a passage (elsewhere). */
   turnsShown() {
     const { trace, filters } = this;
     if (!filters.inUse) return trace.turns;
