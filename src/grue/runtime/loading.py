@@ -56,7 +56,7 @@ def load(name: str) -> ModuleType:
         return importlib.import_module(name)
 
 
-_OURS_WITHIN_S = 60.0  # how long a fork waits for work called "ours": an import can take many seconds
+_OURS_WITHIN_S = 60.0  # how long a fork waits for "ours" (see `_work_in`): an import can take many seconds
 _OTHERS_WITHIN_S = 5.0  # how long for "others": such an import may run a program's whole main loop
 _outlasted: set[int] = set()  # threads in an import of "others" that took too long: no fork waits for them
 _SWITCH_S = 0.2  # during a fork: how long a thread keeps the GIL while others wait for the GIL

@@ -167,7 +167,10 @@ def _pieces(reply: LlmReply) -> Iterator[bytes]:
 
 
 def share(count: int, after: float | None) -> int:
-    """Return the fraction `after` of `count` events: at least 1, and not all of several; `None`: all."""
+    """Return how many of `count` events make up the fraction `after`; `None`: all.
+
+    It is at least 1 event, and at least 1 is left out if there are several.
+    """
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
 

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 # Makes the context manager that is open while the loop runs, given the loop's task group.
 LoopContext: TypeAlias = Callable[[TaskGroup], contextlib.AbstractAsyncContextManager[Any]]
-CLOSE_GRACE_S = 1.5  # for the clean-up before `force_kill`; by default a cancelled session takes up to 1 s
+CLOSE_GRACE_S = 1.5  # time for clean-up before `force_kill`; by default a cancelled session takes up to 1 s
 CLOSE_WITHIN_S = 10.0  # how long `close` waits for the loop's end after `force_kill`
 
 

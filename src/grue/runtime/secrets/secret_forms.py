@@ -29,8 +29,9 @@ SHORTEST_LINE = 60  # fewest characters of the lines in which programs write bas
 class SecretPattern(NamedTuple):
     """Matches one secret in several similar forms, such as its base64 encodings.
 
-    Each form without line breaks contains the first of `probes`, each other form one of the others. `source`
-    is a regular expression of linear time. `longest`: bytes of the longest form, if not escaped very often.
+    Forms without line breaks contain the first of `probes`, forms with line breaks one of the others.
+    `source`: a regular expression of linear time. `longest`: bytes of the longest form, unless it has very
+    many escapes.
     """
 
     probes: tuple[bytes, ...]

@@ -63,7 +63,7 @@ class Backlog:
             function()
 
     def check(self) -> None:
-        """Remove the finished calls. If one has failed, raise its exception, and leave those after it."""
+        """Remove the finished calls. If one has failed, raise its exception, and leave the calls after it."""
         while True:
             try:
                 call = self.calls[0]

@@ -114,7 +114,7 @@ class Thought(Struct, frozen=True):
     """One step of thinking."""
 
     text: str
-    revises: int | None = None  # number, from 1, of the earlier step of the turn that this one corrects
+    revises: int | None = None  # number, from 1, of the earlier step in this turn that this step corrects
     branches_from: int | None = None  # number of the earlier step at which a new branch starts
 
 
