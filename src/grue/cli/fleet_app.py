@@ -257,9 +257,10 @@ def _by(what: str, most: str) -> Any:
     return typer.Option(
         None,
         metavar="SETTING,...",
-        help=f"{what} for each combination of values of these settings, such as model,prompt.",
-        show_default="the settings that differ between episodes, except seed; fewer of them if they would "
-        f"make more than {most}",
+        help=f"{what} for each combination of values of these settings or keys of a case, such as "
+        "model,question.",
+        show_default="all settings and keys that differ between episodes, except seed; fewer of them if they "
+        f"would make more than {most}",
     )
 
 
@@ -270,7 +271,7 @@ def table(
     every: bool = typer.Option(False, "--all", help="Also count episodes that are not in the latest sweep."),
     as_json: bool = opt.JSON,
 ) -> None:
-    """Print a table with a row per combination of settings: mean scores and standard errors.
+    """Print a table of mean scores and standard errors, by settings and keys of cases (see --by).
 
     Only episodes of the latest sweep count (the sweep that was run last in this
     folder), and of these only episodes with a score. Lines below the table count

@@ -227,8 +227,9 @@ def trace_query(
         ...,
         metavar="SQL",
         help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
-        "episodes, turns, calls and requests. calls has only calls that were made in a turn which has ended, "
-        "so none of `grue run`, which makes its calls between turns. In episodes, outcome, model, tokens and "
+        "episodes, turns, calls and requests. calls has the calls that the model asked for in turns that "
+        "have ended, also those that were denied or not sent (column settlement), so none of `grue run`, "
+        "which makes its calls between turns. In episodes, outcome, model, tokens and "
         'duration are filled in only for a fleet: else take them from turns and requests. "describe calls" '
         "lists the columns of calls.",
     ),
