@@ -34,9 +34,9 @@ AGENT.yaml. API keys are read from the environment, such as
 OPENROUTER_API_KEY.
 
 The exit status is 0 if a command succeeds, and 130 if Ctrl-C interrupted it.
-If it fails, the status is 2 for most faults of what you typed (the command, an
-argument, an option) or of a configuration file, and 1 for all others, such as
-a missing trace. If a command has another status, its help says so.
+If it fails, the status is 2 for most faults of what you typed (the command,
+an argument, an option) or of a configuration file, and 1 for all others, such
+as a missing trace. If a command has another status, its help says so.
 """
 
 app = typer.Typer(
