@@ -146,7 +146,7 @@ _BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
 
 
 def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = None) -> FailureReason:
-    """Return why an endpoint refused a request: by HTTP status (or the error object's), text and codes."""
+    """Return why an endpoint refused a request; `status` is HTTP's, or that of the error object."""
     text = _LITELLM.sub(" ", f"{_URL.sub(_fragment, words)}\n{codes}")
     if status < 400 and status != 200:
         return "address"

@@ -25,7 +25,7 @@ _SHORTEST_NAME = 4
 
 
 class DamagedStream(Exception):  # noqa: N818 - the name says what happened
-    """A damaged stream. The text has no subject; the catcher adds one: `event 7 is not JSON`."""
+    """A damaged stream. The text has no subject: the code that catches it adds one, such as `event 7`."""
 
 
 class OversizedStream(Exception):  # noqa: N818 - the name says what happened

@@ -162,7 +162,7 @@ _MOST_COPIES = 8
 def unless_cut(calls: Sequence[m.ToolCall], given: object) -> tuple[m.ToolCall, ...]:
     """Return the calls of a reply that was cut off; the last gets a `CUT_MARK` if it may look complete.
 
-    That is so if its arguments (`given`) are blank, or an object, which a gateway may have completed.
+    It may if its arguments, as `given`, are blank, or an object, which a gateway may have completed.
     """
     if not calls or (isinstance(given, str) and given.strip()):
         return tuple(calls)

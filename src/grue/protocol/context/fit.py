@@ -143,7 +143,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
     def scaled_to(self, tokens: int) -> ContextLedger:
-        """Return the ledger. If its sizes add up to less than `tokens`, scale them up to about that."""
+        """Return the ledger. If its sizes add up to less than `tokens`, scale them up to about `tokens`."""
         return self if self.tokens >= tokens else self.counted(tokens)
 
 

@@ -7,8 +7,8 @@
   `FailurePolicy(after_timeout="continue")` it is made. After the server's death it is always skipped.
 - A call that an earlier process has sent (`ServerCall.task`) is not sent again. If the server does not run or
   does not know the task, the answer to the call says that the call may have taken effect.
-- A call is not sent if the tool does not accept its arguments, or has changed since the call was allowed. It
-  is settled by a `ToolSkipped` that is `refused`, and the batch goes on.
+- A call is not sent if the tool does not accept its arguments, or has changed since the call was allowed. The
+  call is then settled by a `ToolSkipped` that is `refused`, and the batch goes on.
 - Every call gets exactly one settlement, unless the session is cancelled.
 - If the server's tools have changed, they are listed again before the next call, and before the settlement of
   a batch's last call is reported: after that the turn may ask the model again, with the new tools.

@@ -66,7 +66,7 @@ _EXPECTED = {"image": "it is not a PNG, JPEG, GIF or WebP image", "audio": "it i
 
 
 class MediaRoom:
-    """Collects attachments: of a reply's results, or the host's. Earlier ones have used `used_bytes`."""
+    """Collects the attachments of a reply's results, or the host's. Earlier attachments used `used_bytes`."""
 
     def __init__(self, limits: TurnLimits, used_bytes: int = 0) -> None:
         self.attachments: list[m.Attachment] = []
@@ -74,7 +74,7 @@ class MediaRoom:
         self._left = limits.max_media_bytes - used_bytes
 
     def attach(self, declared: str, data: str, uri: str = "") -> str:
-        """Attach base64 data; return why not, or an empty text. A PDF gets its name from `uri`."""
+        """Attach base64 data; return why it is not attached, or an empty text. `uri` gives a PDF its name."""
         data = _without_prefix(data)
         found = _sniffed(data[:_HEAD_CHARS])
         if found is None:
@@ -119,7 +119,7 @@ def decoded_bytes(base64_text: str) -> int:
 
 
 def known_bytes(data: str) -> int | None:
-    """Return the decoded size of base64 in bytes; `None`: it is not base64 (checked up to a megabyte)."""
+    """Return the decoded size of base64 in bytes; `None`: it is not base64 (not checked above 1 MB)."""
     data = _without_prefix(data)
     clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
     # Data that is not base64 may be a secret that the trace hides: a replay would get another size.

@@ -72,7 +72,7 @@ TaskMove: TypeAlias = WaitFor | AnswerQuestions | CollectResult | TaskFinished |
 
 
 def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | None:
-    """Return the task in an answer to `tools/call`, if it has one; `ValueError` if it cannot be used."""
+    """Return the task in an answer to `tools/call`, if any; `ValueError` if the task cannot be used."""
     if form == "extension" and answer.get("resultType") == "task":
         return _handle(answer)
     task = answer.get("task") if form == "experimental" else None
@@ -80,7 +80,7 @@ def created_task(answer: m.JsonObject, form: TaskForm | None) -> m.ToolTask | No
 
 
 def next_move(answer: m.JsonObject, form: TaskForm, answered: Collection[str] = ()) -> TaskMove:
-    """Return the next step after an answer to `tasks/get`; `ValueError` if it cannot be used."""
+    """Return the next step after an answer to `tasks/get`; `ValueError` if the answer cannot be used."""
     poll_s = _poll_s(answer)
     match answer.get("status"):
         case "working":
@@ -123,7 +123,7 @@ def _poll_s(task: Mapping[str, object]) -> float:
 
 
 def seconds_in(answer: Mapping[str, object], *names: str) -> float | None:
-    """Return a time in seconds, from the first usable member of `names` (in ms); `None`: none is usable."""
+    """Return a time in seconds, from the first of the members `names` (in ms) that is usable; else `None`."""
     for name in names:
         stated = answer.get(name)
         if isinstance(stated, int | float) and not isinstance(stated, bool) and 0 <= stated < float("inf"):

@@ -60,7 +60,7 @@ def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
 
 
 def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.Usage:
-    """Return `usage` with a cost: its own, else the `reported` one (an HTTP header's), else by `price`."""
+    """Return `usage` with a cost: its own, else `reported` (by an HTTP header), else by `price`."""
     if usage.cost_usd is not None:
         return usage
     if reported is None and price is not None:
@@ -74,7 +74,7 @@ def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.
 def most_usage(
     prompt_bytes: int, bytes_per_token: float, max_tokens: int | None, price: Price | None
 ) -> m.Usage:
-    """Estimate a request's tokens and cost, with `max_tokens` for its reply; `None` leaves the reply out."""
+    """Estimate a request's tokens and cost if its reply has `max_tokens` tokens; `None`: without a reply."""
     tokens = math.ceil(prompt_bytes / bytes_per_token)
     return with_cost(m.Usage(input_tokens=tokens, output_tokens=max_tokens or 0), None, price)
 
@@ -122,7 +122,7 @@ class Spent(Struct, frozen=True, kw_only=True):
             raise BudgetSpent(f"{what}: {reached}.\n{advice}")
 
     def left(self, episode: Budget, turn: Budget) -> Budget:
-        """Return a turn's budget, at most what is left of the episode's; `BudgetSpent`: nothing is left."""
+        """Return a turn's budget, limited to what is left of the episode's; `BudgetSpent`: nothing is."""
         self.check(episode)
         return Budget(
             requests=_lesser(turn.requests, episode.requests, self.requests),

@@ -222,7 +222,7 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
             event.server in turn.open
         ):
-            # The turn is about to end, because another server did not start. It closes this session too.
+            # The turn is about to end, because another server did not start, and will close this session too.
             return state, ()
         case _:
             return None

@@ -225,7 +225,8 @@ class AwaitingSessions(Struct, frozen=True, gc=False):
 class Presuming(Struct, frozen=True, kw_only=True):
     """Waits for the reply to a request that offers presumed tools, and for the sessions.
 
-    `turn.tools` are those listed so far. `ledger` is without the reply, which may be dropped.
+    `turn.tools` are the tools that servers have listed so far. `ledger` does not include the reply, because
+    that may be dropped.
     """
 
     turn: Turn
