@@ -253,7 +253,7 @@ def missing_for(box: Sandbox) -> tuple[str, ...]:
 
 
 def is_enforced(box: Sandbox | None) -> bool:
-    """Return whether there is a box, other than a `Watching`, and this machine enforces all of it."""
+    """Return whether this machine enforces all of `box`; `False` if it is `None` or a `Watching`."""
     return box is not None and not isinstance(box, Watching) and not missing_for(box)
 
 

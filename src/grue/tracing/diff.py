@@ -82,7 +82,7 @@ def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) 
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
-    """Yield the lines of a report: no difference, or the first one; with `every`, all differences."""
+    """Yield the lines of a report on the first difference, if there is one; with `every`, on all."""
     count = 0
     for divergence in divergences:
         count += 1

@@ -58,7 +58,7 @@ class SpanSink(ABC):
                     assert_never(never)
 
     def _found(self, span: SpanId | None) -> Any:
-        """Return the backend's object for a span, or `None` if it has none, as when `open` failed for it."""
+        """Return the backend's object for a span, or `None`, for example because `open` failed."""
         return None if span is None else self._spans.get(span) or self._ended_turn.get(span)
 
     @abstractmethod
@@ -84,7 +84,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 def clipped(value: object, limit: int = CONTENT_LIMIT) -> object:
-    """Return a JSON value; if its text has over `limit` characters, its beginning and a note instead."""
+    """Return `value`. If its text or JSON has over `limit` characters, return the beginning and a note."""
     text = value if isinstance(value, str) else json_text(value)
     if len(text) <= limit:
         return value

@@ -21,9 +21,9 @@ then for a session outside turns. For any sequence of envelopes:
   except for a host's calls in a turn that has ended.
 - A completion or call that is open when its turn ends is closed without an outcome. So is a turn whose end is
   not recorded, because its agent crashed or the episode ended first; it ends at its last envelope's time.
-- A host's `EpisodeEnded` decides how the episode ended. If a host recorded only its start or resumption, the
-  episode was cut off. Without a host's facts, it ended as the last turn or session did, or was cut off if one
-  of them is still open.
+- A host's `EpisodeEnded` decides how the episode ended. If a host recorded that the episode began or was
+  resumed, but no end, it was cut off. Without a host's facts, the episode ended as its last turn or session
+  did; if a turn or session is still open, it was cut off.
 - The time of an envelope is the first one's wall clock plus the monotonic time since then, or the time of the
   envelope before it if that is later.
 
