@@ -21,13 +21,13 @@ _CHUNK = 2**20
 
 
 def os_cause(error: Exception) -> str:
-    """Return the cause that an `OSError` names; of an error that names none, its text or its class."""
+    """Return the cause that an `OSError` names, or else the error's text, or else its class."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 @contextmanager
 def os_errors_as(kind: Callable[..., MCPError], doing: str, **about: str) -> Iterator[None]:
-    """Raise a system's `OSError` in the block as `kind("Cannot DOING: CAUSE.", **about)`."""
+    """Raise an `OSError` of the system in the block as `kind("Cannot DOING: CAUSE.", **about)`."""
     try:
         yield
     except OSError as error:
@@ -198,7 +198,7 @@ _LOOK_BACK = 65_536
 
 
 class LineFile:
-    """Appends lines to a file, which is made if missing. Errors (`TraceError`) name it `what`.
+    """Appends lines to a file, which is made if missing. In the text of a `TraceError`, it is called `what`.
 
     When `write` returns, the system has the lines. A regular file gets the permissions 0600. `place` is
     the absolute path, which stays right if the program changes its working directory.

@@ -226,8 +226,7 @@ _SHOWN = 300
 _OURS = "grue.testing: "
 
 
-def _reply(given: object) -> LlmReply | None:
-    """Return an item of a script as a reply; `None` if it is not a valid item."""
+def _as_reply(given: object) -> LlmReply | None:
     if given is hang_up or given is silence:
         return given()
     if isinstance(given, str):
@@ -253,7 +252,7 @@ def _replies(script: Sequence[LlmReply | str]) -> list[LlmReply]:
         raise TypeError(f"script is of type {type(script).__name__}: give a list of replies, or a function.")
     replies = []
     for number, given in enumerate(script, start=1):
-        reply = _reply(given)
+        reply = _as_reply(given)
         if reply is None:
             raise TypeError(
                 f"script: reply {number} is of type {type(given).__name__}: give a text, text_reply('...') or"
@@ -310,7 +309,7 @@ class ScriptedLlmServer:
         self._retry_after = retry_after
         self._rules = ProviderRules() if rules is None else rules
         self._models = models if isinstance(models, LlmReply) else json_reply({"data": [*models]})
-        one = _reply(script)
+        one = _as_reply(script)
         self._script = [one] if one else script if callable(script) else _replies(script)
         self._served = 0
         self._owed: dict[DialectName, dict[str, list[Json]]] = {}
@@ -429,7 +428,7 @@ class ScriptedLlmServer:
                 reply = script(request)
             except BaseException as error:  # noqa: BLE001 - the test must hear of it, of `pytest.fail` too
                 return error_reply(400, f"{_OURS}the script failed: {type(error).__name__}: {error}")
-            return _reply(reply) or error_reply(
+            return _as_reply(reply) or error_reply(
                 400, f"{_OURS}the script returned {type(reply).__name__}, and no reply or text."
             )
         with self._lock:

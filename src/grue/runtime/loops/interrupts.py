@@ -113,7 +113,7 @@ _CALLED_BY_GRUE = {
 
 
 class _Taken:
-    """Calls the program's signal handler, and passes what that raises to `takes[0]`, or lets it through."""
+    """Calls the program's signal handler. Passes its exception to `takes[0]`, or lets it be raised."""
 
     def __init__(self, handler: Callable[..., object], takes: list[Callable[[BaseException], None]]) -> None:
         self.handler = handler

@@ -10,8 +10,9 @@ The order of the steps of `ProcessGroup.end` is what makes them safe:
 6. Wait until the other members of the group are gone.
 
 The kernel does not reuse the id of a zombie or its group. If the leader were reaped before step 1, the kill
-could hit an unrelated group with the same id; if before step 4 and the host then died, the guard could kill
-such a group. So nothing may wait for or poll the leader earlier: an `ExitWatch` sees its exit.
+could hit an unrelated group with the same id; if it were reaped before step 4 and the host then died, the
+guard could kill such a group. So nothing may wait for or poll the leader earlier: an `ExitWatch` sees its
+exit.
 
 Everything here except `ExitWatch.wait` is blocking code that needs no event loop and works from any thread,
 even after a Ctrl-C has torn the loop down.
@@ -302,7 +303,7 @@ class ProcessRegistry:
             group.signal(signal.SIGKILL)
 
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
-        """Kill and reap all groups; return how many. `loop_running`: an event loop closes the descriptors."""
+        """Kill and reap all groups; return how many. `loop_running`: leave descriptors to an event loop."""
         groups = list(self._groups.values())
         self.kill_now()
         for group in groups:
