@@ -270,6 +270,8 @@ class SessionActor(Actor[m.SessionCommand]):
             result, error_code = tool_results.call_failed(str(refused)), refused.code
         except ServerFailed as failed:
             return settled(m.ServerDied, server=self._server, failure=failed.failure)
+        if connections.is_of_host(connection):
+            result = tool_results.shallow(result)
         return settled(m.ToolReturned, result=result, error_code=error_code)
 
     async def _report(self, event: m.SessionEvent, cause: int | None) -> None:

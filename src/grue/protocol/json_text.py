@@ -161,19 +161,19 @@ def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> m.Jso
 
 
 def is_deep(value: object) -> bool:
-    """Return whether a parsed JSON value is nested more than `MAX_DEPTH` deep."""
+    """Return whether a JSON value, which may contain tuples, is nested more than `MAX_DEPTH` deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [child for item in level for child in _children(item)]
         if not level:
             return False
-    return any(isinstance(item, dict | list) for item in level)
+    return any(isinstance(item, dict | list | tuple) for item in level)
 
 
 def _children(value: object) -> Iterable[object]:
     if isinstance(value, dict):
         return value.values()
-    return value if isinstance(value, list) else ()
+    return value if isinstance(value, list | tuple) else ()
 
 
 _MAX_INT_BITS = 14_000

@@ -171,6 +171,14 @@ def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncCont
     return contextlib.nullcontext() if alone is None else alone()
 
 
+def is_of_host(connection: ToolConnection) -> bool:
+    """Return whether the host's own code makes the connection's results, so that they may have any form."""
+    inner = connection._connection if isinstance(connection, WrappedConnection) else None  # noqa: SLF001
+    module = type(connection).__module__
+    ours = module.startswith("grue.") and not module.startswith("grue.hosts.")
+    return not ours or (inner is not None and is_of_host(inner))
+
+
 class WrappedConnection:
     """A `ToolConnection` that passes each method on to another one. A base for subclasses.
 

@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from scripted_server import LISTED, ScriptedConnection, ScriptedServer
 from turns import failure
@@ -32,7 +33,9 @@ from grue.policies import FailurePolicy
 from grue.protocol.tools.results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
 from grue.protocol.turn.connection import ConnectionState, Disabled, Proven, Untried
 from grue.runtime.actor import Mailbox, Supervisor
+from grue.runtime.trace.format import is_deeper
 from grue.runtime.trace.recorder import Envelope, Recorder
+from grue.tool_sessions.connection import WrappedConnection
 from grue.tool_sessions.failures import ToolTimedOutError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -165,6 +168,24 @@ async def test_a_group_that_ends_closes_the_session() -> None:
     bench = Bench(ScriptedServer())
     await bench.play(open_session())
     assert bench.server.log == ["enter", "open", "leave"]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("nest", [lambda inner: [inner], lambda inner: (inner,), lambda inner: {"a": inner}])
+async def test_a_hosts_result_that_is_nested_too_deeply_is_cut_for_the_trace(
+    nest: Any, wrapped: bool
+) -> None:
+    deep: Any = 1
+    for _ in range(3000):
+        deep = nest(deep)
+    bench = Bench(ScriptedServer(tools={"look": deep}))
+    if wrapped:
+        made = bench.server.connect
+        bench.server.connect = lambda note: WrappedConnection(made(note))  # type: ignore[assignment, return-value]
+    _, returned_deep, _ = await bench.play(open_session(), call_tools("look"), CLOSE)
+    written = msgspec.json.encode(returned_deep)
+    assert b"[nested too deeply]" in written
+    assert not is_deeper(written, 110)
 
 
 # --- Connects that fail ---

@@ -39,7 +39,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import MediaKind, TurnLimits
-from grue.protocol.json_text import json_object, json_value
+from grue.protocol.json_text import is_deep, json_object, json_value
 from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import printable, well_formed
 
@@ -224,6 +224,14 @@ def success(content: object) -> m.ToolCallResult:
 def failure(message: str, content: object = None) -> m.ToolCallResult:
     """Return the result of a call that failed."""
     return m.ToolCallResult(json_value(content), is_error=True, error_message=well_formed(message))
+
+
+def shallow(result: m.ToolCallResult) -> m.ToolCallResult:
+    """Return `result`. A text replaces what is nested too deeply for a trace that can be read."""
+    if not is_deep([result.content, *result.blocks]):
+        return result
+    blocks = tuple(map(json_object, result.blocks))
+    return replace(result, content=json_value(result.content), blocks=blocks)
 
 
 def timed_out(timeout_s: float) -> m.ToolCallResult:

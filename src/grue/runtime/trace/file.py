@@ -199,7 +199,7 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
 def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
     """Raise `TraceError` if `grue trace` could not read `line`. Add this observer before a `TraceWriter`."""
     usable = b'"body":{"type":' in line and type(envelope.turn) is int and isinstance(envelope.sender, str)
-    # Only a note's depth is checked: what models, MCP servers and functions send is refused or cut at about
+    # Only a note's depth is checked: what models and tools send is refused or cut at about
     # 100 levels. The line is one level deeper than its body.
     if not usable or (envelope.receiver == "trace" and fmt.is_deeper(line, fmt.MAX_DEPTH + 1)):
         raise TraceError(
