@@ -421,7 +421,7 @@ class _Calls:
         if index is None:
             return self._by_id.get(call_id) if call_id or not self._calls else self._calls[-1]
         latest = self._by_index.get(_key(index))
-        # Some endpoints give all calls one index, so a piece with another id is not of the latest call.
+        # Some endpoints give all calls one index, so a piece with another id belongs to another call.
         if latest is None or not (call_id and latest.id) or latest.id == call_id:
             return latest
         other = self._by_id.get(call_id)

@@ -433,7 +433,7 @@ class ListedModel(Struct, frozen=True):
 
 
 def read_models(body: bytes) -> dict[str, ListedModel] | None:
-    """Return the models of a list by name, or `None` if the body is not a list of models."""
+    """Return the models of an endpoint's model list, by name; `None`: `body` is no such list."""
     try:
         answer = as_object(from_json(body))
     except (ValueError, MemoryError):
@@ -511,7 +511,7 @@ def rule_for(model: str) -> NameRule | None:
 def supports_tool_calling(
     model: str, config: ToolSupportPolicy | None = None, endpoint_says: bool | None = None
 ) -> bool:
-    """Return whether `model` may be offered tools: by `config`, else the endpoint's list, else its name."""
+    """Return whether `model` may be offered tools: by `config`, else `endpoint_says`, else its name."""
     forced = config is not None and config.mcp_force_tool_support
     return checked_support(model, "", forced=forced, endpoint_says=endpoint_says).supported
 

@@ -218,7 +218,7 @@ def _shown(value: object) -> str:
 
 
 def _checkable(part: Any, whole_schema: m.JsonObject, *, names: bool = False) -> Any:
-    """Return a `part` of a schema without what is not checked. `names`: its keys are names, not keywords."""
+    """Return a `part` of a schema, reduced to what is checked. `names`: its keys are names, not keywords."""
     if isinstance(part, list):
         return [_checkable(inner, whole_schema) for inner in part]
     if not isinstance(part, dict):

@@ -170,7 +170,7 @@ class ToolRoutes(Struct, frozen=True):
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
-    """Return tools by the names that list them and by those that call them."""
+    """Return the `ToolRoutes` of tools."""
     tools = tuple(tools)
     bare: dict[str, m.ToolDefinition] = {}
     shadowed = []

@@ -122,7 +122,7 @@ class Spent(Struct, frozen=True, kw_only=True):
             raise BudgetSpent(f"{what}: {reached}.\n{advice}")
 
     def left(self, episode: Budget, turn: Budget) -> Budget:
-        """Return a turn's budget, limited to what is left of the episode's; `BudgetSpent`: nothing is."""
+        """Return the budget `turn`, limited to what is left of `episode`; `BudgetSpent`: nothing is left."""
         self.check(episode)
         return Budget(
             requests=_lesser(turn.requests, episode.requests, self.requests),

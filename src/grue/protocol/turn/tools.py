@@ -387,7 +387,7 @@ RUN_THEM = '; the setting text_tool_calls = "run" makes such calls'
 
 
 def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
-    """Go on after the reply to a request that offered tools. `turn` has counted the reply's tokens."""
+    """Go on after the reply to a request that offered tools. `turn` counts the reply's tokens already."""
     if reply.tool_calls:
         meant = tuple(map(turn.meant, reply.tool_calls))
         return call(replace(turn, iterations=turn.iterations + 1), meant)
