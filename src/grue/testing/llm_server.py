@@ -222,7 +222,7 @@ Script: TypeAlias = Sequence[LlmReply | str] | Callable[[LlmRequest], LlmReply |
 
 _SHOWN = 300
 
-# The prefix of errors in the script. grue's advice on such an error is about the script, not a model.
+# Begins the text of an error in the script. grue's advice on such an error is about the script, not a model.
 _OURS = "grue.testing: "
 
 
