@@ -138,8 +138,8 @@ def _warm_up() -> None:
 
     import httpx
 
+    from grue.cli.episode_options import PlayOptions
     from grue.cli.play import play_episode
-    from grue.cli.play_options import PlayOptions
     from grue.runtime.processes.guard import guard
 
     folder = Path(f"warm-{os.getpid()}")
@@ -182,7 +182,7 @@ def _in_child(episode: Episode, kill: Kill, *, resume: bool) -> Ended:
 
 def _play(episode: Episode, kill: Kill, to_tell: int, *, resume: bool) -> None:
     from grue.cli import play
-    from grue.cli.play_options import PlayOptions
+    from grue.cli.episode_options import PlayOptions
 
     os.environ[MARK] = episode.model
     over = os.open(_over_file(episode), os.O_WRONLY | os.O_APPEND | os.O_CREAT)

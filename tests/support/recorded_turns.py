@@ -62,7 +62,7 @@ class Tape:
 
 
 class Called(NamedTuple):
-    """A tool call of the scripted model, and its outcome."""
+    """A tool call of the scripted model, and its outcome. A tool that no server lists is not called."""
 
     name: str
     arguments: str = "{}"

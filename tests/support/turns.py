@@ -10,6 +10,7 @@ from grue.messages import (
     CallId,
     CompletionFailed,
     CompletionReceived,
+    ConnectOutcome,
     DeadlinePassed,
     LlmFailure,
     McpDisabled,
@@ -20,6 +21,7 @@ from grue.messages import (
     ServerName,
     SessionClosed,
     SessionOpened,
+    Settlement,
     StartupFailed,
     ToolCall,
     ToolCallResult,
@@ -36,8 +38,20 @@ from grue.policies import FailurePolicy, SupportCheck, TurnLimits
 from grue.protocol.tool_loop import step
 from grue.protocol.tools.calls import Run, Unmade, read_calls, runs_of
 from grue.protocol.turn.states import Idle, TurnState
+from grue.runtime.actor import Mailbox
 
 A, B = ServerName("a"), ServerName("b")
+
+
+async def settlement(inbox: Mailbox[Any]) -> Any:
+    """Receive the session's answer to a command; other messages that it sends before are dropped."""
+    while not isinstance(
+        received := (await inbox.receive()).body, ConnectOutcome | Settlement | SessionClosed
+    ):
+        pass
+    return received
+
+
 ANSWER = AnswerSchema("decision", {"type": "object"})
 FALLBACK = {"action": "look"}
 DEADLINE = DeadlinePassed(limit_s=5.0)

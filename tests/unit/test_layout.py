@@ -166,6 +166,10 @@ def test_a_note_is_added_in_three_places() -> None:
     assert notes <= message_words._TABLE.keys()
 
 
+def test_each_kind_of_message_has_its_row_of_words() -> None:
+    assert set(get_args(m.AnyMessage)) <= message_words._TABLE.keys()
+
+
 def test_the_skill_agent_stays_small() -> None:
     """All lines of its modules, besides those that describe: types of actions, skills, facts."""
     describing = {"registry.py", "skills.py", "served_skills.py", "facts.py"}

@@ -164,8 +164,8 @@ def play(
     without an API key:
     grue play --offline --pace 1
     """
+    from grue.cli.episode_options import PlayOptions
     from grue.cli.play import play_episode
-    from grue.cli.play_options import PlayOptions
 
     take_interrupts()
     _refuse_both("--no-mcp", "--mcp-config", both=no_mcp and mcp_config is not None)

@@ -7,9 +7,9 @@ from contextlib import ExitStack, chdir, closing, suppress
 from pathlib import Path
 from typing import Any
 
+from grue.cli.episode_options import RECORDED, PlayOptions, as_started, chosen_backends, recorded_options
 from grue.cli.live import JsonLines, LiveView, shown
 from grue.cli.live_terminal import Terminal
-from grue.cli.play_options import RECORDED, PlayOptions, as_started, chosen_backends, recorded_options
 from grue.cli.project import declines_mcp
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, say, shown_argument, shown_path

@@ -12,10 +12,10 @@ import msgspec
 from msgspec import Struct, structs
 
 from grue import messages as m
+from grue.cli.episode_options import EpisodeOptions, chosen_backends, resumed_options
 from grue.cli.live import JsonPrinter, LiveView, shown
 from grue.cli.live_story import BOLD, CYAN, Line, Story, complaint
 from grue.cli.live_terminal import Terminal
-from grue.cli.play_options import EpisodeOptions, chosen_backends, resumed_options
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, from_here, say, shown_argument
 from grue.config.documents import parse_yaml

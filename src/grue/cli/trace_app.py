@@ -1,4 +1,8 @@
-"""The subcommands of `grue trace` and their options."""
+"""The subcommands of `grue trace` and their options.
+
+`trace.py` prints texts and statistics, `trace_views.py` diagrams, differences and pages. What a command
+computes from a trace is in `tracing/`.
+"""
 
 from pathlib import Path
 from typing import Literal

@@ -303,6 +303,7 @@ def quote_placeholders(arguments: str) -> str:
     return _TOKEN.sub(lambda token: f'"{token.group(1)}"' if token.group(1) else token.group(), arguments)
 
 
+# The messages of a session that are compared. A kind that older traces lack would make their replay differ.
 _SentMessage = m.ConnectFailed | m.ConnectOutcome | m.ToolCalled | m.Settlement
 
 

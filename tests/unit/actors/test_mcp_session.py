@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import pytest
 from scripted_server import LISTED, ScriptedConnection, ScriptedServer
-from turns import failure
+from turns import failure, settlement
 
 from grue.actors.mcp_session import SessionActor
 from grue.errors import ActorCrashed
@@ -97,7 +97,7 @@ class Bench:
 
     async def settled(self, command: Any) -> None:
         for _ in command.calls if isinstance(command, CallTools) else (command,):
-            await self.agent.receive()
+            await settlement(self.agent)
 
     def events(self) -> list[Any]:
         return [unmeasured(item.body) for item in self.envelopes if item.receiver == "agent"]

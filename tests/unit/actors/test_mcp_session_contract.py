@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import anyio
 import pytest
 from transport_servers import QUICK
+from turns import settlement
 
 from grue.actors.mcp_session import SessionActor
 from grue.config.settings import GameConfiguration
@@ -129,7 +130,7 @@ class Session(NamedTuple):
 
     async def hear(self) -> Any:
         with anyio.fail_after(60):
-            return (await self.inbox.receive()).body
+            return await settlement(self.inbox)
 
     async def open(self) -> Any:
         await self.tell(OpenSession(server=SERVER, turn=1, timeout_s=50.0))

@@ -234,6 +234,12 @@ def test_no_line_of_the_help_is_broken_at_80_columns() -> None:
         assert max(map(len, further.splitlines()), default=0) < 79, path
 
 
+def test_the_guide_of_traces_names_each_command_of_grue_trace() -> None:
+    root = Path(__file__).resolve().parents[3]
+    guide = (root / "docs" / "guides" / "traces.md").read_text(encoding="utf-8")
+    assert [name for name in command_at(("trace",)).commands if f"grue trace {name}" not in guide] == []
+
+
 @pytest.mark.slow
 def test_every_word_of_the_help_is_printed(run: CliRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rich takes `[word]` for markup and leaves it out."""

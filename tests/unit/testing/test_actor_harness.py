@@ -6,6 +6,7 @@ from typing import Any
 import anyio
 import pytest
 from msgspec import Struct
+from turns import settlement
 
 from grue.actors.mcp_session import SessionActor
 from grue.errors import ActorCrashed
@@ -214,7 +215,7 @@ async def in_a_group() -> list[tuple[Any, ...]]:
         group.start(SessionActor(group.mailbox("cave"), agent=agent, connect=cave(), note=group.note))
         for command in COMMANDS:
             await group._mailboxes[1].send(command, sender="agent")
-            await agent.receive()
+            await settlement(agent)
     return shape(watch)
 
 

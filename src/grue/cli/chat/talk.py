@@ -19,7 +19,7 @@ from grue import messages as m
 from grue.cli.chat import facts
 from grue.cli.chat.asking import Question
 from grue.cli.chat.screen import Noticed
-from grue.cli.play_options import ASKED, EpisodeOptions, existing, recorded_options, resumed_options
+from grue.cli.episode_options import ASKED, EpisodeOptions, existing, recorded_options, resumed_options
 from grue.cli.project import BUNDLED_SERVER, KnownServers, declines_mcp, known_servers, watched_server
 from grue.cli.runs import RUNS
 from grue.config.mcp_servers import without_network

@@ -22,7 +22,9 @@ from grue.runtime.files import as_path
 from grue.runtime.large_data import STEP, count_of
 from grue.runtime.safe_text import beginning, printable
 
-FORMAT = 2  # Readers accept all older formats, too. Format 1 had no payloads.
+# Readers accept all older formats, too. Format 1 had no payloads. New fields and new kinds of notes need no
+# new format, because older readers accept them.
+FORMAT = 2
 TRACE_FILE = "trace.jsonl"  # the name of the trace in a run folder
 
 

@@ -1,4 +1,4 @@
-"""The options of `grue play`, and code for options that `grue play`, `chat` and `run` share."""
+"""The options that `grue play`, `chat` and `run` share, with the code for them; and those of `grue play`."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
