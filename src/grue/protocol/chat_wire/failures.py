@@ -442,7 +442,7 @@ def describe(
     redacted: Callable[[str], str] = str,
     key: str = "",
 ) -> m.LlmFailure:
-    """Describe a fault for people. `redacted` hides secrets; `key`: a sentence about the key's source."""
+    """Describe a fault for people. `redacted` hides secrets; `key`: a sentence about the API key's source."""
     message = redacted(beginning(fault.message, _MOST_READ))
     reason = reason_of_fault(fault)
     return m.LlmFailure(

@@ -227,7 +227,7 @@ def failure(message: str, content: object = None) -> m.ToolCallResult:
 
 
 def shallow(result: m.ToolCallResult) -> m.ToolCallResult:
-    """Return `result`. A text replaces what is nested too deeply for a trace that can be read."""
+    """Return `result`, with a text in place of what is nested so deeply that its trace could not be read."""
     if not is_deep([result.content, *result.blocks]):
         return result
     blocks = tuple(map(json_object, result.blocks))
