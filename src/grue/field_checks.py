@@ -32,13 +32,8 @@ _ELSEWHERE = {
 _OWNERS: dict[str, Collection[str]] = {}  # the keywords that classes accept, by the class's name
 
 
-class OwnKeywords(StructMeta):
+class ByName(StructMeta):
     """Metaclass of Structs: the error about an unknown keyword names a similar one or a class that has it."""
-
-    def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
-        super().__init__(name, bases, namespace)
-        if not any(isinstance(base, OwnKeywords) for base in bases):
-            _OWNERS[name] = self.__struct_fields__
 
     if not TYPE_CHECKING:  # type checkers take a Struct's keywords from its fields, not from here
 
@@ -55,6 +50,15 @@ class OwnKeywords(StructMeta):
                     form = f"{self.__name__}({named[0].name}=...)"
                     raise TypeError(f"{error}: write them by name, as in {form}.") from None
                 raise
+
+
+class OwnKeywords(ByName):
+    """Like `ByName`. In addition, errors about keywords of other classes name the class as their owner."""
+
+    def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
+        super().__init__(name, bases, namespace)
+        if not any(isinstance(base, OwnKeywords) for base in bases):
+            _OWNERS[name] = self.__struct_fields__
 
 
 def own_keywords(function: F) -> F:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.field_checks import OwnKeywords, check_settings, shown
+from grue.field_checks import ByName, OwnKeywords, check_settings, shown
 
 # --- Types that allow only certain words
 #
@@ -126,7 +126,7 @@ Verdict = Literal["allow", "ask", "deny"]
 """A rule's verdict: a call is made, is made after a person has approved it, or is not made."""
 
 
-class ToolAnnotations(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class ToolAnnotations(Struct, metaclass=ByName, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Statements about a tool's behaviour; those of a server are untrusted. A field is `None` if not stated.
 
     Attributes:
@@ -200,7 +200,7 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 # --- Questions about tool calls, and decisions
 
 
-class ApprovalDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ApprovalDecision(Struct, metaclass=ByName, frozen=True, kw_only=True, omit_defaults=True):
     """A person's answer to one question. Make it with a method of the question.
 
     The answer is used only for a call with the same id, tool, arguments and tool definition.
@@ -223,7 +223,7 @@ class ApprovalDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
 
 
-class ApprovalQuestion(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ApprovalQuestion(Struct, metaclass=ByName, frozen=True, kw_only=True, omit_defaults=True):
     """A tool call that is made only if a person approves it.
 
     Attributes:
@@ -412,7 +412,7 @@ class Budget(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_defa
         check_settings(self)
 
 
-class Batching(Struct, frozen=True, kw_only=True):
+class Batching(Struct, metaclass=ByName, frozen=True, kw_only=True):
     """Settings of turns whose requests are sent in a provider's batches: answered later, at a lower price.
 
     Attributes:

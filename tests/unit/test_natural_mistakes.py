@@ -13,15 +13,22 @@ import pytest
 
 from grue import (
     AnswerSpec,
+    ApprovalDecision,
+    Batching,
     Budget,
     Conversation,
     FailurePolicy,
     FunctionTools,
     HttpServer,
     LlmSettings,
+    OAuth,
+    Price,
     Runner,
+    Sandbox,
     ServerOptions,
+    ShellTool,
     StdioServer,
+    ToolAnnotations,
     ToolClient,
     ToolPolicy,
     ToolRule,
@@ -439,6 +446,23 @@ def test_a_keyword_of_another_class_is_refused_with_the_name_of_that_class(
     with pytest.raises(TypeError, match="has no keyword argument") as refused:
         made()
     assert str(refused.value).partition("belongs to ")[2] == ("" if owner is None else f"{owner}.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [
+        (ApprovalDecision, "call_id"),
+        (Batching, "folder"),
+        (OAuth, "grant"),
+        (Price, "input"),
+        (Sandbox, "preset"),
+        (ShellTool, "folder"),
+        (ToolAnnotations, "read_only"),
+    ],
+)
+def test_an_argument_without_a_name_is_refused_with_an_example(kind: Any, first: str) -> None:
+    with pytest.raises(TypeError, match=rf"write them by name, as in {kind.__name__}\({first}=\.\.\.\)\."):
+        kind("a")
 
 
 def test_an_argument_that_is_missing_is_named() -> None:

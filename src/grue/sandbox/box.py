@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
+from grue.field_checks import ByName
 
 Preset: TypeAlias = Literal["pure", "files", "web"]  # the presets of a box; see `Sandbox.preset`
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?"
@@ -74,7 +75,7 @@ class HostPort(Struct, frozen=True):
         return self.host == host if mine is None else mine == asked
 
 
-class Sandbox(Struct, frozen=True, kw_only=True):
+class Sandbox(Struct, metaclass=ByName, frozen=True, kw_only=True):
     """What a program in this box may do. The kernel and grue's proxy enforce it.
 
     Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` is

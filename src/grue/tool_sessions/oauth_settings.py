@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.field_checks import check_settings
+from grue.field_checks import ByName, check_settings
 
 Grant = Literal["authorization_code", "client_credentials", "identity_assertion"]
 TokenPlace = Literal["file", "keyring"]  # a file that only its owner can read, or the keyring
@@ -30,7 +30,7 @@ def _is_client_id(url: str) -> bool:
     return parts.scheme == "https" and bool(parts.hostname) and parts.path not in ("", "/")
 
 
-class OAuth(Struct, frozen=True, kw_only=True):
+class OAuth(Struct, metaclass=ByName, frozen=True, kw_only=True):
     """How grue authorises itself at one server. The `repr` shows no secret.
 
     Without a `client_id`, grue registers as a client when it first asks for a token: by the document at

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct, field
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import check_settings, shown
+from grue.field_checks import ByName, check_settings, shown
 from grue.policies import ToolAnnotations
 from grue.protocol.tools import results as tool_results
 from grue.runtime.actor import Note
@@ -46,7 +46,7 @@ AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
 """The programs that may be run, each alone or with its first arguments; or `any`."""
 
 
-class ShellTool(Struct, HostTools, frozen=True, kw_only=True):
+class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True):
     """A tool server with the tool `run`, which runs a command and returns the output and exit status.
 
     ```python

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import BudgetSpent, MCPConfigError
-from grue.field_checks import check_settings, shown
+from grue.field_checks import ByName, check_settings, shown
 from grue.policies import Budget
 
 _MILLION = 1_000_000
 
 
-class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Price(Struct, metaclass=ByName, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The price of a model, in USD for a million tokens.
 
     Attributes:
