@@ -17,7 +17,7 @@ class MCPError(Exception):
         # A process pool pickles the exceptions of its work. By default, unpickling calls the class with the
         # message alone. If the class needs more arguments, that call raises, and the pool is broken.
         usual = super().__reduce__()
-        assert isinstance(usual, tuple), "that of an exception: its class, its arguments, and its state"
+        assert isinstance(usual, tuple), "an exception gives a tuple: its class, arguments and state"
         return _unpickled, (type(self), self.args), *usual[2:]
 
 
@@ -95,7 +95,7 @@ class GameError(MCPError):
 
 
 class MCPServerStartupError(MCPError):
-    """An MCP server did not start: at the first connect of an episode or resumed turn, or outside turns.
+    """An MCP server did not start: in a turn that needs it (`FailurePolicy.first_connect`), or outside turns.
 
     Attributes:
         phase: The step that failed: `spawn`, `initialize` or `list`; empty if it is not known.
@@ -236,7 +236,7 @@ class AnswerError(MCPError):
     """The model gave no acceptable answer, and the host set no fallback.
 
     Attributes:
-        raw: The model's last text; `None`: there was none.
+        raw: The model's last text; `None`: the model gave no text.
         tool_calls: The tool calls of the turn (`ToolCallRecord`).
     """
 
@@ -265,7 +265,9 @@ class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, lik
 
 
 class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like the messages
-    """A person has to approve, so the turn is parked. Unless it is a fork, `Runner.resume` continues it.
+    """A person has to decide on tool calls, so the turn is parked. `Runner.resume` continues it.
+
+    A fork cannot be resumed.
 
     Attributes:
         questions: The calls that a person has to decide on (`ApprovalQuestion`).
@@ -296,7 +298,7 @@ class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like
 
 
 class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the messages
-    """A fork needed what its record lacks, such as the result of a tool call (the call is not sent)."""
+    """A fork needs something that its record lacks. If it is the result of a call, the call is not sent."""
 
 
 class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages

@@ -35,7 +35,7 @@ _OWNERS: dict[str, Collection[str]] = {}  # the keywords that classes accept, by
 class ByName(StructMeta):
     """Metaclass of Structs: the error about an unknown keyword names a similar one or a class that has it."""
 
-    if not TYPE_CHECKING:  # type checkers take a Struct's keywords from its fields, not from here
+    if not TYPE_CHECKING:  # type checkers must take a Struct's keywords from its fields, not from `__call__`
 
         def __call__(self, *args: Any, **keywords: Any) -> Any:
             """Make an instance. A `TypeError` about unknown or positional arguments comes with advice."""
@@ -156,7 +156,10 @@ def _is_struct(kind: object) -> bool:
 
 
 def _fault(settings: Struct, name: str, value: object, above_0: bool | None, *, show_words: bool) -> str:
-    """Return what is wrong with a field, as the end of an error text; empty: it fits, or was converted."""
+    """Return what is wrong with a field's `value`, as the end of an error text; empty: nothing is wrong.
+
+    A value that fits only after a conversion, such as a list for a tuple, is replaced in `settings`.
+    """
     declared, plain = _types(type(settings))[name]
     if type(value) in plain:
         return _number_fault(value, declared, above_0)
@@ -192,7 +195,7 @@ def _fault(settings: Struct, name: str, value: object, above_0: bool | None, *, 
 
 
 def _number_fault(value: object, declared: Any, above_0: bool | None) -> str:
-    """Return what is wrong with a number; empty: it is usable. `above_0` is `None` if any number will do."""
+    """Return what is wrong with a number; empty: nothing. With `above_0=None`, every number is usable."""
     if not isinstance(value, int | float) or above_0 is None or is_usable(value, above_0=above_0):
         return ""
     limit = " above 0" if above_0 else ", 0 or more"

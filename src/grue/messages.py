@@ -92,7 +92,7 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     """Base of every message."""
 
     compared: ClassVar[bool] = True
-    """Whether `grue trace diff` compares messages of this kind. `False`: they may differ from run to run."""
+    """`False`: `grue trace diff` does not compare such messages, because they may differ from run to run."""
 
 
 class ToSession(Message, frozen=True, kw_only=True):
@@ -476,7 +476,8 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         endpoint: Base URL without credentials, or the class of the host's own LLM client.
         status: HTTP status, if the endpoint replied.
         message: The endpoint's error text, or what happened to the connection; untrusted.
-        attempts: How many tries with this model have failed, this one included; anew after a cut reply.
+        attempts: How many tries with this model have failed, this one included. After a cut reply, the count
+            begins anew.
         overflow: Set if `reason` is `too_long`: the sizes that the refusal names.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
         retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; else `None`.
@@ -611,7 +612,7 @@ class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     Attributes:
         address: The endpoint's base URL, without user, password and query.
         provider: The provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
-        sampling: The sampling settings that are sent, by the names of `LlmSettings`, or of `extra_body`.
+        sampling: The sampling settings that are sent; the keys are those of `LlmSettings` and `extra_body`.
         form: The form of requests: the fields of `WireProfile` that the user has set, or grue has learned,
             and that differ from the usual profile of this endpoint. A fork at the same endpoint uses it.
     """
@@ -816,9 +817,9 @@ class CompletionFailed(Message, frozen=True, kw_only=True):
 
 
 class CompletionPostponed(Message, frozen=True, kw_only=True):
-    """llm -> agent: the reply to the request is to come in a provider's batch.
+    """llm -> agent: the request is not answered now: it waits for a provider's batch, or for the budget.
 
-    `item`: the request's id in the batch, or `budget`: the runner's budget has no room for the request.
+    `item` is the request's id in the batch, or `budget` if the runner's budget has no room for the request.
     """
 
     request: int
@@ -826,7 +827,7 @@ class CompletionPostponed(Message, frozen=True, kw_only=True):
 
 
 class ReplyDropped(Message, frozen=True, kw_only=True):
-    """llm -> agent: the answer to a `DropCompletion`: the request has ended, and its reply was discarded.
+    """llm -> agent: the answer to a `DropCompletion`. The request has ended; a reply to it is discarded.
 
     If a `CompletionReceived` was sent already, the agent receives it before this message.
 
@@ -864,7 +865,10 @@ class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
 
 
 class CompletionRetried(LlmNote, frozen=True, kw_only=True):
-    """llm: try `attempt` at a model (from 1, anew after `ReplyCut`) failed. The next follows in `delay_s`."""
+    """llm: a try at a model has failed. The next try follows in `delay_s`.
+
+    `attempt` is the number of the failed try. It is counted from 1, and anew after a `ReplyCut`.
+    """
 
     request: int
     attempt: int
@@ -959,7 +963,10 @@ class FormAdapted(LlmNote, frozen=True, kw_only=True):
 
 
 class ThoughtsDropped(LlmNote, frozen=True, kw_only=True):
-    """llm: thoughts that are not from this `wire` and `model` are left out of `replies` earlier replies."""
+    """llm: thoughts of earlier replies are not sent, because the model that is asked cannot read them.
+
+    `replies` replies have thoughts that are not from this `model` in the format `wire`.
+    """
 
     conversation: ConversationId
     replies: int
@@ -970,10 +977,10 @@ class ThoughtsDropped(LlmNote, frozen=True, kw_only=True):
 class TextDelta(LlmNote, frozen=True, kw_only=True):
     """llm: a piece of a streamed reply.
 
-    A request's pieces of one `part` since the last restart, concatenated, are the text of this part so far.
+    To get the text of a `part` so far, join the pieces of this part since the request's last `restart`.
 
     Attributes:
-        restart: Discard all earlier pieces of both parts: that reply failed or is replaced. `text` is empty.
+        restart: Discard the request's earlier pieces: the reply has failed or is replaced. `text` is empty.
     """
 
     compared = False
@@ -1342,8 +1349,8 @@ class IterationStarted(TurnNote, frozen=True, kw_only=True):
 class ToolsVerified(TurnNote, frozen=True, kw_only=True):
     """agent: tools that a request offered before their servers had started were compared with the listings.
 
-    Without `server`, the request is not dropped: `changed` is empty, or the reply calls no tool in it. With
-    `server`, a tool call has started this server, and calls of tools in `changed` are not sent.
+    Without `server`, the request is not dropped: the reply calls no tool in `changed`, which may be empty.
+    With `server`, a tool call has started this server, and calls of tools in `changed` are not sent.
 
     Attributes:
         changed: Names of tools that differ from those that the request offered.
@@ -1466,7 +1473,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
             made are recorded in the reply's order; thoughts do not count for the next prompt's size.
         plain_results: A tool's text is sent to the model as plain text, not in JSON.
         states_answer: A request with tools contains the schema of the answer.
-        restates_answer: A request with tools contains the schema even if one without tools has asked for it.
+        restates_answer: With `states_answer`: a request with tools contains the schema even if an earlier
+            request without tools had the same schema.
         asks: Which model the turn asks; `None`: the host has an LLM actor of its own.
         sorts_tools: Tools are offered sorted by server and name, whatever the order of the listings.
         references: When to offer `read_result`, which returns what was cut or cleared of a tool result.
@@ -1476,7 +1484,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
         waits: The turn's requests are sent in a provider's batches. A later process may continue the turn.
         binds_arguments: Set in new turns with `tool_search`. Then a call of `call_tool` is not made if the
             tool's arguments are beside `name` and not in `arguments`: the tool would run without them.
-        place: The position of the turn's request in its `Runner.map`, from 1; `None`: none, or `turn`.
+        place: The position of the turn's request in its `Runner.map`, from 1. `None`: the turn is not from
+            `Runner.map`, or the position equals `turn`.
 
     Old traces lack many of these fields. Their turns are replayed with the defaults.
     """
@@ -1631,8 +1640,8 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         decisions: The answers to the questions of `parked`. A question without an answer is asked again.
-        new: What the next request adds to the conversation, if `parked.calls` is empty. If both are empty,
-            the last request is sent again. With calls, the turn goes on with them and their results.
+        new: If `parked.calls` is empty: what the next request adds to the conversation; if `new` is empty
+            too, the last request is sent again. Otherwise the turn goes on with `parked.calls`.
         tasks: Calls that are not sent again, because their servers can be asked for the results.
     """
 
@@ -1672,10 +1681,10 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
         first: Sequence number, in the fork's trace, of the first message that is copied; 0: none is copied.
         misses: What happens to a tool call that has no recorded result.
         changed: What is different, for people, such as `system` or `limits.max_tool_iterations`.
-        limits: The limits from here on; `None`: the recorded ones.
-        policy: The failure policy from here on; `None`: the recorded one.
-        listings: The servers whose list of tools differs from here on.
-        asks: The model that is asked from here on; `None`: the host has an LLM actor of its own.
+        limits: The limits from the fork on; `None`: the recorded ones.
+        policy: The failure policy from the fork on; `None`: the recorded one.
+        listings: By server, the tools that the server lists from the fork on, if not the recorded ones.
+        asks: The model that is asked from the fork on; `None`: the host has an LLM actor of its own.
         iterations: How many iterations are copied. The message that ends the turn counts them too. The same
             holds for the copied `requests`, their `usage` and the `calls`.
     """
@@ -1699,7 +1708,10 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnWaits(Message, frozen=True, kw_only=True):
-    """agent -> host: the turn waits for the reply to `request`, `item` of a batch. No session is open."""
+    """agent -> host: the turn waits for the reply to `request`. No session is open.
+
+    `item` is as in `CompletionPostponed`.
+    """
 
     turn: int
     request: int

@@ -184,8 +184,9 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
 
     Attributes:
         rules: The first rule that matches a tool decides. A tool that no rule matches is allowed.
-        trusted: Servers whose annotations are trusted. Those of the host's own functions always are, and
-            those in the tool lock, unless `on_tool_drift` is `ignore`. Others only make verdicts stricter.
+        trusted: Servers whose annotations are trusted. The annotations of the host's own functions are always
+            trusted, and so are those in the tool lock, unless `on_tool_drift` is `ignore`. Annotations that
+            are not trusted can only make a verdict stricter.
         parking: What follows if nobody answers (no `approve` callback, or it returns `None`). `True`: the
             turn ends, and `Runner.resume` continues it; requires a trace file. `False`: the call is denied.
         park_for_s: Seconds after which a parked question expires and its call is denied. `None`: never.
@@ -362,10 +363,10 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 
 class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The size of a part of a conversation; `counted`: by the endpoint, otherwise estimated.
+    """The size of a part of a conversation, estimated unless the endpoint has `counted` the tokens.
 
     `call_id` and `tool` (its canonical name) are set only for results of tool calls. `stub` is the shorter
-    text that replaces a user text when it is cleared; empty: the text has none.
+    text that replaces a user text when it is cleared; empty: the text is never cleared.
     """
 
     tokens: int
@@ -376,7 +377,7 @@ class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def clearable(self) -> bool:
-        """Whether this part of the conversation can be replaced by a stub."""
+        """`True` if a stub can replace this part of the conversation."""
         return bool(self.call_id or self.stub)
 
 
@@ -440,7 +441,7 @@ class Batching(Struct, metaclass=ByName, frozen=True, kw_only=True):
 
 
 TURN_TIMEOUT_S = 1800.0
-"""Default of `turn_timeout_s`: more than six tries of 120 s and their backoff take (see `RetryPolicy`)."""
+"""Default of `turn_timeout_s`. Six tries of 120 s and the waits between them take less (`RetryPolicy`)."""
 
 
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")
@@ -454,7 +455,8 @@ class TurnLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc=Fa
         tool_call_timeout_s: Time limit of each tool call.
         server_startup_timeout_s: Time limit for spawn, handshake and listing together. `None`: 10 s, and 60 s
             for a command such as `npx` that may have to download the server.
-        startup_timeouts_s: By server name, limits that apply instead. The runner adds the servers' options.
+        startup_timeouts_s: By server name, limits that replace `server_startup_timeout_s`. For other servers,
+            the runner adds the limits in the servers' own options.
         starts_at_once: How many servers that start at their first call (`when_called`) may start together.
         max_result_chars: Longest tool result that goes into the conversation. The trace keeps all of it.
         long_results: What the model gets of a longer result. `refer`: its beginning, its end, its size, and a
