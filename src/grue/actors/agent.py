@@ -59,19 +59,19 @@ class AgentActor(Actor[m.TurnEvent]):
 
     @property
     def is_presuming(self) -> bool:
-        """Whether the current request offers presumed tools, so that its reply may still be dropped."""
+        """`True` if the current request offers presumed tools, so that its reply may still be dropped."""
         return isinstance(self._state, s.Presuming | s.AwaitingDrop)
 
     @property
     def may_presume(self) -> bool:
-        """Whether `is_presuming` may become true later: the agent still waits for `ToolSupportChecked`."""
+        """`True` if `is_presuming` may become true later: the agent still waits for `ToolSupportChecked`."""
         state = self._state
         asking = isinstance(state, s.AwaitingSessions) and state.asking
         return asking or isinstance(state, s.AwaitingSupport)
 
     @property
     def awaits_model(self) -> bool:
-        """Whether the agent waits for a reply of the model."""
+        """`True` if the agent waits for a reply of the model."""
         state = self._state
         presuming = isinstance(state, s.Presuming) and state.reply is None
         return presuming or isinstance(state, s.AwaitingCompletion | s.AwaitingSummary)

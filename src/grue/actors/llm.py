@@ -318,8 +318,8 @@ class LentConversation(Struct):
         save: Writes new entries of the conversation to its file. Called before the agent can act on a new
             entry. Default: nothing is written.
         told: The last request whose items (texts and tool results) were added to the conversation.
-        reported: How many earlier replies had thoughts that the endpoint could not read, at the last count.
-            `ThoughtsDropped` is recorded again only if a new count differs.
+        reported: How many replies had thoughts that the model could not read, when they were counted last.
+            `ThoughtsDropped` is recorded again only if the number has changed.
     """
 
     id: m.ConversationId
@@ -332,7 +332,7 @@ class LentConversation(Struct):
         """Add a request's texts and tool results to the conversation, save them, and return what to send.
 
         If `command.aside` is set (the request is for a summary), they are added to a copy, nothing is saved,
-        and the copy is returned. Otherwise, texts that may be `long` (megabytes) are encoded in a thread.
+        and the copy is returned. Otherwise, with `long` (there may be megabytes), a thread encodes them.
         """
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
@@ -506,8 +506,9 @@ class LlmActor(Actor[m.LlmCommand]):
         self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]
     ) -> None:
         """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`."""
-        # That wait ends with the agent's next message, or when the agent closes the mailbox: cancelling it
-        # could lose a message. A `DropCompletion` cancels the exchange, not the changes to the conversation.
+        # The reply does not cancel this wait, because a message could be lost: the wait lasts until the
+        # agent's next message, or until the agent closes the mailbox. A `DropCompletion` cancels the
+        # exchange, but not the changes to the conversation.
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()
 
@@ -562,7 +563,7 @@ class LlmActor(Actor[m.LlmCommand]):
     def _leave_without_tools(
         self, command: m.RequestCompletion, now_s: float, say: Callable[[m.LlmNote], object]
     ) -> None:
-        """As the current model takes no tools, go on to a model of the chain that does, if there is one."""
+        """Change to a model of the chain that takes tools, if there is one."""
         following, left = self._chain.first(now_s, tools=True), self._endpoint.asked()
         if following is not self._endpoint and following.takes_tools:
             self._endpoint = following

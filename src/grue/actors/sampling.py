@@ -47,8 +47,8 @@ class CurrentSampler:
 class Sampler(Struct):
     """Answers the sampling requests of one turn, within `limits`, and tells the agent what each has cost."""
 
-    # `spent` returns what the turn and its servers have spent, and `sampled` how many requests of servers are
-    # included there. One request of the budget is held back for the turn's answer.
+    # `spent` returns what the turn has spent, requests of servers included; `sampled` returns the number of
+    # these requests. One request of the budget is held back for the turn's answer.
 
     start_llm: StartLlm
     agent: Mailbox[m.TurnEvent]

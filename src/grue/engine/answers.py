@@ -201,7 +201,7 @@ def unusable_answer(answer: object) -> str:
 
 
 class _Reader:
-    """Reads the values of one type from a model's text. A schema that is no object's is `_wrapped`."""
+    """Reads a value of one type from a model's text."""
 
     def __init__(self, name: str, schema: m.JsonObject, convert: Callable[[object], Any]) -> None:
         self.name = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")[:64] or "answer"

@@ -41,8 +41,8 @@ REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was
 ApprovalAnswer: TypeAlias = bool | Iterable[ApprovalDecision] | None
 """The answer of an `approve` callback. `True` approves all calls, and `False` denies them. A callback may
 also return decisions; a call without one is denied. `None` parks the turn if the tool policy allows parking
-and no secret was removed from the turn's messages. In any other case, in a fork, and as the answer to a
-repeated question, `None` denies the calls."""
+and no secret was removed from the turn's messages. Otherwise `None` denies the calls; it also denies them in
+a fork, and if the question was asked again because changed arguments could not be used."""
 
 Approve: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], ApprovalAnswer | Awaitable[ApprovalAnswer]]
 """The host's callback; a plain function runs in a thread of its own."""
@@ -207,7 +207,7 @@ def _decisions(
         return tuple(question.approve() if answer else question.deny() for question in questions)
     with host_code("approve"):
         decisions = read_decisions(answer)
-        # Also return a decision about a call that nobody asked about: the turn records it as ignored.
+        # Return also decisions that answer none of the questions: the turn records them as ignored.
     answered, _ = settled(questions, decisions)
     rest = (question.deny(NOT_ANSWERED) for question in questions if question.call_id not in answered)
     return (*decisions, *rest)

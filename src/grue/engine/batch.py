@@ -130,7 +130,10 @@ class CompletedTurns:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a reference to the entries after a turn; `past` refers to those before it. `None`: not known."""
+    """Return a reference to a conversation as a turn has left it; `None`: not known.
+
+    `past` refers to the conversation before the turn, and `said` has the turn's messages.
+    """
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)

@@ -84,7 +84,7 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
 
 class _Place(Struct, frozen=True):
     event: EpisodeEnvelope  # the last recorded message before the place
-    # What the agent got from its last `RunTurn` on, before `event`; empty: the whole turn is run again.
+    # The agent's events from its last `RunTurn` on, without `event`; empty: the whole turn is run again.
     events: tuple[m.TurnEvent, ...]
     opened: tuple[m.ServerName, ...] = ()  # the servers whose sessions are open at the place
     spent: Spent = Spent()  # what the turn had spent before the place, which the fork does not pay again
@@ -92,7 +92,10 @@ class _Place(Struct, frozen=True):
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """The messages of a recorded turn. `earlier`: those before it, if the turn continues a conversation."""
+    """The messages of a recorded turn.
+
+    If the turn continues a conversation, `earlier` has the trace's messages before the turn.
+    """
 
     path: Path
     episode: str
@@ -132,7 +135,10 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return tuple(each for each in self.envelopes if isinstance(each.body, _MESSAGES))
 
     def asks(self, place: _Place) -> m.ModelAsked | None:
-        """Return the model that the recorded turn asked, as grue knew it at `place`; `None`: not recorded."""
+        """Return the model that the recorded turn asked, with what grue had learned of it before `place`.
+
+        `None`: no model is recorded.
+        """
         asks: m.ModelAsked | None = None
         for each in self.envelopes:
             before = each.seq <= place.event.seq

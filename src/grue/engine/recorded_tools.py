@@ -54,7 +54,7 @@ class RecordedCall(Struct):
 
 
 class _Relisting(Struct, frozen=True):
-    """A changed list of a server's tools. `call` is the last call before it; `None`: there was none."""
+    """A changed list of a server's tools. `call` is the server's last call before it; `None`: no call."""
 
     seq: int
     tools: tuple[m.ToolDefinition, ...]
@@ -68,7 +68,7 @@ class TurnRecord:
     A call of the fork gets the first unused recorded result of the same tool with the same arguments. If none
     is left, the last result is used again, but only for a read-only tool: a call of any other tool may change
     what the next call returns. Results up to message `after` count as used. A call with a redacted result
-    counts as not recorded, unless the fork replaces it (`replaced`).
+    counts as not recorded, unless the fork replaces the result: `replaced` has the ids of such calls.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class TurnRecord:
                 self._last[call.key] = call
 
     def listing(self, server: m.ServerName) -> Listing | None:
-        """Return the tools that a server lists at the fork; `None`: neither trace nor fork has tools."""
+        """Return the tools that a server lists at the fork; `None`: the trace and the fork have no list."""
         known = self._opened.get(server, [])
         before = [each for seq, each in known if seq <= self._after]
         listing = before[-1] if before else known[0][1] if known else None
@@ -121,7 +121,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
-        """Return the state at the fork of each server that the recorded turn disabled later."""
+        """Return the state, at the fork, of each server that the recorded turn disabled after that place."""
         states: dict[m.ServerName, Settled] = {}
         for server, disabled in self._disabled.items():
             attempts = len(self._failures.get(server, ()))
@@ -153,10 +153,10 @@ class TurnRecord:
     def relisted(
         self, server: m.ServerName, call: RecordedCall | None
     ) -> list[tuple[m.ToolDefinition, ...] | None]:
-        """Return the tools listed with the result of `call`, and those listed when the next batch begins.
+        """Return two lists of tools: as recorded with the result of `call`, and at the next batch's begin.
 
         If `call` is `None`, the first list is the one recorded after the fork's place and before a new call.
-        A `None` in the answer stands for an unchanged list. Each list is returned only once.
+        `None` in place of a list: the list had not changed. Each list is returned only once.
         """
         answers: list[tuple[m.ToolDefinition, ...] | None] = [None, None]
         for each in [] if server in self._listings else self._relistings.pop(server, []):
@@ -304,7 +304,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
 
 class RecordedApproval(Approval, frozen=True, kw_only=True):
-    """Answers a fork's approval questions with recorded decisions, others as `ForkSettings.misses` says."""
+    """Answers a fork's approval questions with recorded decisions, or if none is left, by `fork.misses`."""
 
     fork: ForkSettings
 

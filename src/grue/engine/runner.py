@@ -152,11 +152,12 @@ class Runner(AsyncToolAccess, Closing):
     ) -> Self:
         """Make a runner from `[tool.grue.*]` (in older projects `[tool.zorkgpt.*]`) of a TOML file.
 
-        The servers come from `mcp_config.json` beside the TOML file, or the `config_file` that it sets under
-        `mcp`, if it exists. With `enabled = false` there it is ignored; with `enabled = true` it must exist.
-        The endpoint's API key is in the environment variable `GRUE_API_KEY`, or that of its provider, such as
-        `OPENROUTER_API_KEY`. `start` and `llm` replace the file's, but with `start="after_turn"` or
-        `"beside_turn"` the file's is for servers not started in advance. With `llm`, no API key is needed.
+        The servers come from a second file: `mcp_config.json` beside the TOML file, or what `config_file` in
+        the table `mcp` names. It is read if it exists. With `enabled = false` in that table, no servers are
+        read; with `enabled = true`, the second file must exist. The endpoint's API key is in the environment
+        variable `GRUE_API_KEY`, or that of its provider, such as `OPENROUTER_API_KEY`. `llm` and `start`
+        replace the values of the TOML file, and with `llm` no API key is needed. But if `start` is
+        `"after_turn"` or `"beside_turn"`, servers not started in advance start as the TOML file says.
 
         Raises:
             MCPConfigError: A file is missing, or a value in it is invalid; also as for `Runner`.
@@ -258,7 +259,7 @@ class Runner(AsyncToolAccess, Closing):
         With `keep="nothing"` this is one `anyio.run`, unless turns from `start_turn` run. When it returns or
         raises, no process of this turn is alive. With any other `keep` the turn runs in the episode's loop.
         With `keep="loop"` and a `start` in advance (`after_turn`, `beside_turn`), the turn's server processes
-        are ended in the background, at the latest before the next turn's first tool call, or before its end.
+        end in the background, at the latest before the next turn's first tool call, or before that turn ends.
 
         A call inside a running event loop blocks that loop; outside of notebooks, it warns. If one of the
         program's signal handlers raises an exception during the turn, the turn ends.
@@ -317,8 +318,8 @@ class Runner(AsyncToolAccess, Closing):
 
         The servers start as in any turn. A question whose tool has another definition by now is asked again.
         Iterations, tokens, cost and the rest of the time limit are carried over; the time in which the turn
-        was parked does not count. The turn's recorded limits hold, and the runner's budget and tool policy.
-        The trace is continued, and locked until the runner is closed.
+        was parked does not count. The limits are those that the turn was started with; the budget and the
+        tool policy are the runner's. The trace is continued, and locked until the runner is closed.
 
         A turn whose process was killed can be resumed too, if its policy parks turns. A call that was sent
         and not answered is not sent again. In place of a result, the model reads that the call may have taken
@@ -335,7 +336,8 @@ class Runner(AsyncToolAccess, Closing):
                 conversation is taken from this runner, from its file, or from the trace.
 
         Raises:
-            NothingToResume: No turn can be resumed, or several and `turn` is `None`; or it runs or is over.
+            NothingToResume: No turn can be resumed; several can, and `turn` is `None`; or `turn` runs or has
+                ended.
             ConversationError: The turn's conversation is missing, in use or damaged, or has gone on.
             ChangeRefused: Changed arguments do not fit the tool's input schema. Nothing was started.
             BudgetSpent: The runner's budget is spent. The turn can still be resumed, with a larger budget.
@@ -383,7 +385,7 @@ class Runner(AsyncToolAccess, Closing):
         same tool and arguments get the recorded results; questions of the policy get the recorded answers.
         Limits and policies are as recorded, and what the fork itself spends counts against the runner's
         budget. The trace is only read; this runner's own trace repeats the turn up to the fork and names the
-        trace that it was forked from. A runner's forks run one at a time, whatever thread asks for them.
+        trace that it was forked from. A runner's forks run one at a time, even if several threads call this.
 
         Args:
             trace: The trace file, or its run folder.
@@ -535,7 +537,8 @@ class Runner(AsyncToolAccess, Closing):
 
         Raises:
             MissingDependencyError: `mcp` is absent or too old.
-            MCPError: The caller is a turn in the runner's background loop, or a process forked while it ran.
+            MCPError: The caller is a turn in the runner's background loop. Or this process was forked while
+                that loop ran.
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         tool_servers.load_sessions(self._wiring.servers.values())

@@ -141,7 +141,7 @@ def with_settings(
 ) -> dict[m.ServerName, ToolServer]:
     """Return the servers, with `start` where their own option is `None`.
 
-    `MCPConfigError`: `limits` or `policy` names a server that is not in `servers`, unless `servers` is empty.
+    Raises `MCPConfigError` if `servers` is not empty, and `limits` or `policy` names another server.
     """
     named = (
         ("FailurePolicy", "first_connects", policy.first_connects if policy else {}),
@@ -180,7 +180,7 @@ def first_connects(servers: Mapping[m.ServerName, ToolServer]) -> dict[str, poli
 
 
 def _under(name: str, server: ToolServer) -> ToolServer:
-    """Return the server, an MCP server with its key as its name; raise `MCPConfigError` for another form."""
+    """Return the server; an MCP server gets the name `name`. Raises `MCPConfigError` if it is no server."""
     if isinstance(server, McpServer):
         return server if server.name == name else replace(server, name=name)
     form = _right_form(server)
@@ -298,12 +298,12 @@ class PresumedListings:
         return tuple(listing for listing in found if listing is not None)
 
     def learn(self, name: m.ServerName, tools: _Tools) -> None:
-        """Remember the tools that a server's session offered in a turn, if later turns may presume them."""
+        """Store the tools that a server's session offered in a turn, if later turns may presume them."""
         if self._may_presume(name):
             self._last[name] = tools
 
     def recall(self, listings: Mapping[m.ServerName, _Tools]) -> None:
-        """Remember listings from an earlier run. Listings that this runner has seen take precedence."""
+        """Store listings from an earlier run. A listing that this runner has seen itself takes precedence."""
         self._recalled.update((name, tools) for name, tools in listings.items() if tools)
 
     def take_spoken(self, name: m.ServerName) -> str:
@@ -374,9 +374,8 @@ class PresumedListings:
         return m.PresumedListing(server=name, tools=tools, source=source)
 
     def _approved(self, name: m.ServerName, policy: FailurePolicy) -> m.PresumedListing | None:
-        """Return the locked listing if a server that starts when called must use it; `None`: it need not."""
         # Tools that differ from the lock are not offered. If an outdated listing had only such tools, no call
-        # would start the server, and it would never list its tools anew.
+        # would start a server that starts when called, and the server would never list its tools anew.
         if policy.on_tool_drift != "refuse" or name in self._last or name not in self._locked:
             return None
         tools = self._screened(name, self._locked[name], policy)

@@ -354,7 +354,7 @@ class TurnHandle(Generic[R]):
         return self._call.result()
 
     def when_done(self, function: Callable[[], object]) -> None:
-        """Call `function` in the event loop's thread when the turn is over; if it is over now, here at once.
+        """Call `function` when the turn is over, in the event loop's thread; at once if it is over already.
 
         Use this to wake your own loop, not to do work: `function` must not block or raise.
         """
@@ -385,7 +385,10 @@ class EpisodeMemory:
         self._lock = threading.Lock()
 
     def start(self, number: int | None, above: int = 0) -> int:
-        """Begin a turn and return its number; if `None`, it is the highest so far, or `above`, plus 1."""
+        """Begin a turn and return its number.
+
+        `number` is used if given. Otherwise the turn gets 1 more than the highest number so far and `above`.
+        """
         with self._lock:
             self.turn = max(self._highest, above) + 1 if number is None else number
             self._highest = max(self._highest, self.turn)
@@ -476,7 +479,7 @@ def refuse_inside_turn(wiring: Wiring) -> None:
 
 @contextlib.contextmanager
 def one_fork_at_a_time(wiring: Wiring) -> Iterator[None]:
-    """Run the block when no other fork of the runner runs; a fork inside the runner's turn does not wait."""
+    """Enter the block when no other fork of the runner runs; inside a turn of the runner, at once."""
     refuse_reentry()
     inside = any(each.runner is wiring.runner for each in _inside.get())
     with contextlib.nullcontext() if inside else wiring.under_way.forking:

@@ -65,7 +65,8 @@ class EarlyRequest:
     """Holds back texts and imports in a turn whose first request may be sent before the servers have started.
 
     The texts are held back because the reply may be dropped if the servers list other tools than the request
-    has offered. Imports of the MCP client, which block all threads, wait until the request is written.
+    has offered. Imports of the MCP client, which block all threads, wait for the request to be written, but
+    at most 1 s.
     """
 
     def __init__(self, on_delta: Callable[[m.TextDelta], None] | None) -> None:
@@ -123,9 +124,9 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
 
     noted: m.TurnForked | m.WaitEnded | None = None  # the note of the fork or wait; `None`: neither
     begun: Envelope[Any] | None = None  # the last recorded `RunTurn`; `None`: the fork runs the whole turn
-    events: tuple[m.TurnEvent, ...] = ()  # the agent gets these first, and carries out no commands
+    events: tuple[m.TurnEvent, ...] = ()  # the agent gets these first; the commands for them are not sent
     copied: tuple[Envelope[Any], ...] = ()  # recorded messages that the fork's own trace repeats
-    event: Envelope[Any] | None = None  # the agent gets this next, and carries out the commands that follow
+    event: Envelope[Any] | None = None  # the agent gets this next; the commands for it are sent
     rewrites: tuple[m.HistoryRewritten, ...] = ()  # changes of the history that only the fork makes
     reopened: Mapping[m.ServerName, m.OpenSession] = {}  # the commands for the sessions open at the fork
 
@@ -439,7 +440,6 @@ class TurnActors:
         return connect_fresh(self._wiring, name, self._resources.registry, drift, sample, wait)
 
     def _stepped(self) -> None:
-        """Call `EarlyRequest.stepped`. If the agent waits for the model, prewarm the next turn's sessions."""
         if self._early is not None:
             self._early.stepped()
         pool, agent = self._resources.pool, self._agent

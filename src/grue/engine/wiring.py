@@ -49,8 +49,8 @@ from grue.transports.mcp.client_options import ClientOptions
 class TurnsUnderWay:
     """The turns of a runner that are running, and their numbers. Thread-safe.
 
-    In a trace, a running turn looks like one whose process was killed. This class keeps a process from
-    resuming a turn that it is running itself. And it gives different numbers to turns that run at the same
+    In a trace, a running turn looks like one whose process was killed. `require_ended` keeps a process from
+    resuming a turn that it is running itself. `number` gives different numbers to turns that run at the same
     time, because a trace tells the messages of its turns apart by the number.
     """
 
@@ -63,10 +63,11 @@ class TurnsUnderWay:
     def _make_lock(self) -> None:
         self._lock = threading.Lock()
         self.resuming = threading.Lock()  # held while a caller finds out which turn to resume
-        # Held while a fork runs: two forks of one turn have its number, so a trace would mix their messages.
+        # Held while a fork runs: two forks of one turn have the same number, so a trace would mix their
+        # messages.
         self.forking = threading.Lock()
         self._users = 0  # open batches, and running turns that are in no batch
-        self._shared = False  # whether there was more than one user at a time since there was none
+        self._shared = False  # `True`: `_users` has been above 1 since it was 0 last
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -85,7 +86,8 @@ class TurnsUnderWay:
         """Return the number of a turn that begins.
 
         A turn of a batch has its `place` in the batch as its number, or a higher number if other turns run
-        beside the batch. For other turns, `start` returns a number above its argument.
+        beside the batch. For any other turn, `start` returns the number: the one that the request sets, or
+        one above the argument of `start`.
         """
         with self._lock:
             above = self._highest if self._shared else 0
@@ -278,7 +280,8 @@ def _tell(recorder: Recorder, body: Struct) -> None:
 
 
 _CLOSED: WeakKeyDictionary[Recorder, tuple[Observer, ...]] = WeakKeyDictionary()
-"""The observers of closed traces, by recorder. They stay in it and refuse messages, so no turn can run."""
+"""The observers of closed traces, by recorder. They stay in the recorder and refuse its messages, so that no
+turn can run."""
 
 
 class OwnTrace:

@@ -141,7 +141,7 @@ class SavedConversation(Struct):
                 history.say(())
                 history.keep(line)
             case m.Rewritten():
-                # A `Rewritten` counts the last reply as an entry; `History` adds it only at a `say`.
+                # A `Rewritten` counts the last reply as an entry; `History` adds this reply only at a `say`.
                 history.say(())
                 history.rewrite(line)
             case Dropped():

@@ -9,9 +9,9 @@ which is also written to the conversation's file, says whether the open turn is 
 | parked | `turn(resumed=True)` | the turn goes on |
 | parked | `abandon` | calls that the turn has not made are answered "not called" |
 | parked | `branch` | the same, but only in the branch |
-| resumed | the turn cannot begin, or as `is_parked_still` says | the turn is parked again |
+| resumed | the turn cannot begin, or `is_parked_still` is true | the turn is parked again |
 | running | the host is killed; then a new turn | the open turn's calls are answered "interrupted" |
-| running | the host is killed; then `catch_up` | the turn's entries are read from the trace; it is parked |
+| running | the host is killed; then `catch_up` | the turn gets its entries from the trace, and is parked |
 """
 
 from __future__ import annotations
@@ -167,14 +167,14 @@ _LONG = 2**20
 
 
 class TurnPast(Struct, kw_only=True):
-    """Data that a conversation passes to a turn that continues it, and that the turn passes back."""
+    """What a conversation gives to the turn that continues it; from `ran` on, what the turn gives back."""
 
-    history: m.HistoryReference | None = None  # the entries before the turn; `None`: there is no conversation
+    history: m.HistoryReference | None = None  # the entries before the turn; `None`: no conversation
     entries: Sequence[m.Said | m.AssistantReply] = ()
     bytes_per_token: float | None = None
     llm: LlmFactory | None = None
     results: EarlierResults | None = None
-    ran: bool = False  # whether the turn's actors ran; the turn sets this and the next fields
+    ran: bool = False  # whether the turn's actors ran
     end: m.TurnEnd | None = None  # as the agent reported it
     last_request: m.RequestCompletion | None = None
 
@@ -185,8 +185,8 @@ class KeptConversation:
     While a turn continues the conversation, `turn`, `abandon`, `catch_up`, `save`, `dumps` and `branch` raise
     `ConversationBusy`. Methods that read or write the file raise `ConversationError` if that fails.
 
-    `learned` is what is already known about the endpoint. `tools` are those that were offered
-    last; with `learned`, they are in it. `open_turn`: a turn that is parked, or whose process was killed.
+    `learned` is what is already known about the endpoint. `tools` are the tools that were offered last;
+    `learned`, if given, has them instead. `open_turn`: a turn that is parked, or whose process was killed.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class KeptConversation:
 
     @property
     def refers(self) -> bool:
-        """Whether the model was told of `read_result`, which returns the rest of a cut result."""
+        """`True` if the model was told of `read_result`, which returns the rest of a cut result."""
         return self._told_handles or offers(self.tools, READ_RESULT)
 
     @property
@@ -310,11 +310,11 @@ class KeptConversation:
     ) -> Iterator[TurnPast]:
         """Lend the conversation to the turn that runs in the block. Then mark the turn as parked or ended.
 
-        `resumed`: go on with the parked turn `number`. `trace`: where a later process can go on with the
-        turn; `None`: a resumed turn keeps its trace, and a new one cannot be resumed. `recorded`: the trace
-        that gets the results of the turn's tool calls. `plain`: as `RunTurn.plain_results`. Raises
-        `ConversationParked` if a turn is parked and a new one is to begin, and `ConversationError` if the
-        turn to resume is not parked.
+        `resumed`: go on with the parked turn `number`. `trace`: the trace from which a later process can
+        resume the turn; `None`: a new turn cannot be resumed, and a resumed turn keeps its trace. `recorded`:
+        the trace that gets the results of the turn's tool calls. `plain`: as `RunTurn.plain_results`. Raises
+        `ConversationParked` if a turn is parked and another is to begin, and `ConversationError` if the turn
+        to resume is not parked.
         """
         with self.held():
             self._require_saved()
@@ -395,9 +395,9 @@ class KeptConversation:
     ) -> None:
         """Mark a turn whose host was killed as parked, to be resumed, and add its recorded entries.
 
-        `replay` adds the entries of the turn's trace to those before the turn (`began`). A conversation
-        without a file has them already. `parked` says how far the turn had come. `asks_again`: the turn
-        repeats its last request, so the reply to it is dropped.
+        `replay` adds the entries of the turn's trace to those before the turn (`began`). It is not called for
+        a conversation without a file, which has the entries in memory. `parked` says how far the turn had
+        come. `asks_again`: the turn repeats its last request, so the reply to that request is dropped.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():
@@ -642,7 +642,7 @@ def given_up(mark: TurnMark | None) -> m.TurnParked | None:
 
 
 def is_parked_still(end: object, parked: TurnMark | m.TurnParked) -> bool:
-    """Return whether a server did not start for a resumed turn, before it sent a call or used a reply."""
+    """Return whether a resumed turn failed to start a server before it had sent a call or used a reply."""
     if not (isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)):
         return False
     # A call of a later reply, or a call that was sent, has another answer than while the turn was parked.

@@ -65,7 +65,8 @@ def resume_conversation(
     """Return a conversation that a trace holds, and the tools that each server last listed on opening.
 
     `name`: the conversation's id (`turn-N` for a turn in no conversation); `None`: the last turn's
-    conversation. Raises `ConversationError` if the trace lacks it or a part, or a secret in it was redacted.
+    conversation. Raises `ConversationError` if the trace lacks the conversation or a part of it, or a secret
+    was redacted in it.
     """
     points = _branch_points(open_episode(path))
     reader, forks = TalkReader(points), TalkReader(points)
@@ -112,7 +113,7 @@ def said_before(
 
 
 class ForkPlace(Struct, frozen=True):
-    """A fork in a trace: the numbers of its first message, of its `TurnForked`, and of its turn."""
+    """A fork in a trace: the numbers of its first message, of its `TurnForked` message, and of its turn."""
 
     first: int
     forked: int
@@ -171,7 +172,8 @@ def _mark_of(talk: Talk, path: Path) -> TurnMark | None:
 def _branch_points(envelopes: Iterable[EpisodeEnvelope]) -> set[_Place]:
     """Return the places at which conversations may branch off.
 
-    A conversation that has entries before its first turn in the trace may be a branch, made at that place.
+    A conversation with entries before its first turn in the trace may be a branch of another conversation,
+    made after these entries.
     """
     begun: set[m.ConversationId] = set()
     points: set[_Place] = set()
@@ -352,7 +354,8 @@ class RecordedTurn:
             if body.task is not None:
                 self._became_task(body, body.task)
         elif isinstance(body, m.TaskCreated):
-            # `TaskCreated` names no call. It means the server's last: a session makes one call at a time.
+            # `TaskCreated` names no call. It is about the server's last call, because a session makes one
+            # call at a time.
             of_server = [each for each in self.called.values() if each.server == body.server]
             if of_server:
                 self._became_task(of_server[-1], body.task)
@@ -390,7 +393,7 @@ class RecordedTurn:
 
     @property
     def is_open(self) -> bool:
-        """Whether the turn may be resumed; `resumption` checks further conditions."""
+        """`True` if the turn may be resumed; `resumption` checks further conditions."""
         match self.end:
             case None | m.TurnParked():
                 return self.run.tool_policy.parking or self.run.waits
@@ -401,7 +404,10 @@ class RecordedTurn:
 
     @property
     def parked(self) -> m.TurnParked | None:
-        """How the turn is parked, perhaps still after a resumption (`is_parked_still`); `None`: it is not."""
+        """The message that parked the turn; `None`: the turn is not parked.
+
+        A resumption may have left the turn parked (`is_parked_still`).
+        """
         resumed, end = self.run.resumed, self.end
         if isinstance(end, m.TurnParked):
             return end
@@ -479,7 +485,7 @@ class RecordedTurn:
         return self.replay(History(), said), unrecorded
 
     def _take_back_rewrites(self) -> None:
-        """Remove the history's changes since the last request: after its wait, the turn makes them again."""
+        # When the turn goes on after its wait, it changes the history again.
         asked = None if self.asked is None else self.asked.body
         at = next((at for at, each in enumerate(self.said) if each is asked), None)
         if at is not None:
@@ -495,7 +501,7 @@ class RecordedTurn:
         return history
 
     def said_alone(self) -> History:
-        """Return a history of this turn's entries, without changes that may concern earlier entries."""
+        """Return a history of this turn's entries. Skip rewrites, which may be of entries before the turn."""
         rewrites = m.HistoryRewritten | m.RewriteHistory
         return self.replay(History(), [each for each in self.said if not isinstance(each, rewrites)])
 

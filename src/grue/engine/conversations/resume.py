@@ -2,7 +2,7 @@
 
 The order matters. First the trace is locked, so that no other process can resume the same turn. Then it is
 read. Then `TurnResumed` is flushed to the file; no tool is called and no request is sent before that. If the
-process dies later, the turn can be resumed once more: the calls made until then are in the trace.
+process dies later, the turn can be resumed again: the calls made until then are in the trace.
 
 If the turn belongs to a conversation, the conversation first gets the entries that the trace records, so that
 its file and the trace agree.
@@ -236,8 +236,8 @@ def conversation_of(
 ) -> Iterator[KeptConversation | None]:
     """Yield the conversation of a turn, ready to resume the turn; `None`: the turn is in no conversation.
 
-    A conversation that is loaded here is closed after the block, so that the host can load it. Raises
-    `ConversationError` if the conversation is missing, in use or damaged, or does not fit the turn.
+    If this function has to load the conversation, it closes it after the block, so that the host can load it.
+    Raises `ConversationError` if the conversation is missing, in use or damaged, or does not fit the turn.
     """
     began, number = part.run.history, part.run.turn
     if began is None:

@@ -35,7 +35,10 @@ class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like
 
 
 class CancellableConnection(WrappedConnection):
-    """A connection whose call another task can cancel by the scope `calling`. The connection stays usable."""
+    """A connection whose current call another task can cancel: `calling` is the call's cancel scope.
+
+    After that the connection can still be used.
+    """
 
     def __init__(self, connection: ToolConnection) -> None:
         super().__init__(connection)
@@ -87,12 +90,12 @@ class OwnedSession:
 
     @property
     def alive(self) -> bool:
-        """Whether the session's task still runs, in the current event loop."""
+        """`True` if the session's task still runs, in the current event loop."""
         return self._loop is asyncio.get_running_loop() and not self._owner.done()
 
     @property
     def usable(self) -> bool:
-        """Whether the session is open and its process, if any, runs. The server is not asked."""
+        """`True` if the session is open and its process, if any, runs. The server is not asked."""
         opened = self.alive and self._opened.done() and self.died is None
         return opened and self._client is not None and self._client.status.alive
 
@@ -168,7 +171,7 @@ class OwnedSession:
             return await self._client.request(method, params, timeout_s)
 
     def raise_fault(self) -> None:
-        """Raise the `TraceError`, or the error that is no `Exception`, that has ended the session, if any."""
+        """Raise the session's `fault` if it is a `TraceError`, or is not an `Exception`."""
         if self.fault is not None and (
             isinstance(self.fault, TraceError) or not isinstance(self.fault, Exception)
         ):
@@ -190,7 +193,7 @@ class OwnedSession:
                 with contextlib.suppress(MailboxClosed):  # the session is ending already
                     await self._actor.mailbox.send(close, sender=_ME)
             except BaseException as error:
-                if not ends_the_task(error):  # an observer's, such as the trace's: nothing can be recorded
+                if not ends_the_task(error):  # an observer's error: the command could not be recorded
                     self._owner.cancel()
                     await asyncio.wait({self._owner})
                 raise

@@ -50,7 +50,7 @@ _PAGED = {
 
 _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3
-"""How often one call is checked against the tool policy at most: again if the tool has changed since."""
+"""How often one call is judged by the tool policy at most. It is judged again if the tool has changed."""
 
 
 class SessionSources(Struct, frozen=True, kw_only=True):
@@ -181,7 +181,7 @@ class ServerSessions:
     async def request(self, server: str, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send a request other than a tool call and return the server's raw result.
 
-        `MCPRequestError`: the server refused, did not answer in time, has died, or is no MCP server.
+        Raises `MCPRequestError` if the server refuses, is too slow, has died, or is no MCP server.
         """
         name = self._known(server)
         self._refuse(method)
@@ -207,8 +207,8 @@ class ServerSessions:
     ) -> tuple[m.JsonObject, ...]:
         """Send a listing request, such as `resources/list`, page by page; return the items of the pages.
 
-        At most 100 pages are read, and none after the server has repeated a cursor. If it repeats the last
-        page too, that page counts once.
+        At most 100 pages are read, and none after the server has repeated a cursor. If a page with a repeated
+        cursor equals the page before it, its items are left out.
         """
         member = _PAGED.get(method)
         if member is None:
@@ -230,7 +230,7 @@ class ServerSessions:
         return tuple(items)
 
     async def close(self, *, hurried: bool = False) -> None:
-        """Close all sessions in parallel, and wait until they are closed. Raises the first error of these."""
+        """Close all sessions in parallel. When all are closed, raise the first error of a session, if any."""
         sessions = [state.session for state in self._states.values() if state.session is not None]
         failed: list[BaseException] = []
 

@@ -114,8 +114,8 @@ class ToolAccess(ABC):
         subscription needs a session that stays open: a `ToolClient`, or a runner that keeps its sessions. The
         updates are recorded as `ServerNoted` of the kind `updated`. `subscriptions/listen` (MCP revision
         2026-07-28) returns what the server agreed to, with a `subscriptionId`. The stream of updates ends
-        with the session, or when you send `notifications/cancelled` with that id as its `requestId`. If it
-        ends otherwise, that is recorded as `ServerNoted` of the kind `updates_ended`.
+        with the session, or when you send `notifications/cancelled` with that id as its `requestId`. If the
+        stream ends otherwise, that is recorded as `ServerNoted` of the kind `updates_ended`.
 
         Args:
             server: The server's name.

@@ -53,7 +53,7 @@ class ToolClient(ToolAccess):
         limits: Only the start-up limits and `tool_call_timeout_s` are used.
         recorder: Records the sessions' messages; `None`: they are not recorded.
         process_limits: How server processes are ended, and how large their messages may be.
-        elicit: Asks the user a server's question, in the sessions' event loop; `None`: all are declined.
+        elicit: A coroutine function that asks the user a server's question; `None`: questions are declined.
         max_reconnects: How often each server that has died is connected again, before the next call to it.
             If that fails, later calls do not try again. `None`: no limit, and `tools()` connects again, too.
             The call during which a server died is never repeated.
