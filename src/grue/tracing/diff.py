@@ -48,7 +48,8 @@ def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> I
     limits: list[float] = []
     lefts = _noting(lengths, limits, lean_turns(left))
     for one, other in _aligned(_only(forked, lefts), _only(forked, lean_turns(right))):
-        yield from _TurnDiff(one or TurnSlice(), other or TurnSlice(), lengths, limits).divergences()
+        sides = one or TurnSlice(), other or TurnSlice()
+        yield from _TurnDiff(*sides, lengths, limits, forked=bool(forked)).divergences()
 
 
 def _forked_turns(trace: Iterable[EpisodeEnvelope]) -> set[int]:
@@ -187,7 +188,10 @@ _Pair = tuple[int | None, int | None]
 class _TurnDiff:
     """Compares two turns. `lengths` and `limits` are of the left trace: see `_noting`."""
 
-    def __init__(self, left: TurnSlice, right: TurnSlice, lengths: set[int], limits: list[float]) -> None:
+    def __init__(
+        self, left: TurnSlice, right: TurnSlice, lengths: set[int], limits: list[float], *, forked: bool
+    ) -> None:
+        self._forked = forked  # whether one of the turns may be a fork
         self._turn = left.turn or right.turn
         self._left = _Tree(left)
         self._right = _Tree(right)
@@ -249,7 +253,7 @@ class _TurnDiff:
         match one, other:
             case m.RunTurn(), m.RunTurn():
                 other = self._as_comparable(one, other)
-            case m.SessionOpened(), m.SessionOpened() if None in (one.pid, other.pid):
+            case m.SessionOpened(), m.SessionOpened() if self._forked and None in (one.pid, other.pid):
                 # A fork that takes its tool results from a trace starts no process, so it has no box.
                 other = replace(other, box=one.box)
         # Read all differences, not just the first: reading them pairs the ids for later messages.

@@ -123,6 +123,19 @@ def test_a_fork_is_compared_without_what_it_has_not_the_hosts_facts_and_the_boxe
     assert [each.path for each in found.differences] == ["$.box"]
 
 
+def test_of_two_runs_the_boxes_are_compared_also_if_no_server_is_a_process(tmp_path: Path) -> None:
+    eyes = {"eyes": FunctionTools({"look": lambda: "A house."})}
+    with (
+        ScriptedLlmServer([tool_calls_reply(("look", {})), "A house."]) as model,
+        Runner(servers=eyes, llm=model.settings, trace=tmp_path / "a.jsonl") as runner,
+    ):
+        runner.run_turn("What is there?")
+    left = list(read_episode(tmp_path / "a.jsonl").envelopes)
+    for changes in ({"box": "reads /srv"}, {"box": "reads /srv", "pid": 7}):
+        (found,) = diff(changed(left, place_of(left, SessionOpened), **changes), left)
+        assert "$.box" in [each.path for each in found.differences]
+
+
 def test_two_runs_that_crash_in_the_same_place_do_not_differ_up_to_there(tmp_path: Path) -> None:
     # Afterwards all actors are cancelled at once, and clean up in no fixed order.
     left, right = (scene("model-crash", tmp_path, take) for take in (1, 2))
