@@ -4,10 +4,11 @@ from pathlib import Path
 import boxes
 import pytest
 
-from grue import ShellTool, StdioServer
+from grue import Runner, ShellTool, StdioServer
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPServerStartupError
 from grue.sandbox.box import Sandbox
+from grue.testing.llm_server import ScriptedLlmServer, tool_calls_reply
 
 
 @boxes.needs_boxes
@@ -20,6 +21,38 @@ def test_a_server_that_dies_of_its_box_says_what_to_add(tmp_path: Path) -> None:
     with ToolClient({"s": server}) as client, pytest.raises(MCPServerStartupError) as failed:
         client.tools()
     assert f'To allow it: "read": ["{settings}"]' in str(failed.value)
+
+
+DIES_IN_A_CALL = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "tools/call":
+        open(sys.argv[1])
+    answer = {"tools": [{"name": "read", "inputSchema": {"type": "object"}}]}
+    if asked["method"] == "initialize":
+        info = {"name": "s", "version": "1"}
+        version = asked["params"]["protocolVersion"]
+        answer = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": answer}), flush=True)
+"""
+
+
+@boxes.needs_boxes
+def test_a_server_that_dies_of_its_box_in_a_call_says_what_to_add(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch()
+    server = StdioServer(
+        name="s", command=sys.executable, args=("-c", DIES_IN_A_CALL, str(secret)), sandbox=Sandbox()
+    )
+    script = [tool_calls_reply(("s.read", {})), "It failed."]
+    with ScriptedLlmServer(script) as model, Runner(servers={"s": server}, llm=model.settings) as runner:
+        outcome = runner.run_turn("Read it.")
+    said = outcome.tool_calls[0].result.error_message or ""
+    assert said.startswith("Tool call failed: the server ended during tools/call (exit status 1). ")
+    assert f'To allow it: "read": ["{secret}"]' in said
+    assert said in model.requests[-1].messages[-1]["content"]
 
 
 @boxes.needs_boxes

@@ -66,7 +66,11 @@ class ProcessWire:
         with anyio.move_on_after(_AWAIT_EXIT_S):
             await self._process.wait_exit()
         if self._process.exited is not None:
-            return f"the server ended during {method} ({self._process.exited})"
+            ended = f"the server ended during {method} ({self._process.exited})"
+            # The error of a failed start has `remedy`, too; of a failed call, users and models read this text.
+            tail = self._process.stderr_tail() if method == "tools/call" else None
+            refused = "" if tail is None else self.refusals(tail, died=True)
+            return f"{ended}. {'; '.join(refused.splitlines())}" if refused else ended
         return f"the connection broke during {method}: {why}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
