@@ -202,6 +202,7 @@ class EpisodeTally:
             trace_bytes=_size(episode.path),
             payload_bytes=sum(_size(payload_path(episode.path, each)) for each in episode.payloads),
             cut_short=episode.cut_short,
+            missing=episode.missing,
             wall_s=phases.total_s,
             phases=phases,
             resumptions=self.resumptions,

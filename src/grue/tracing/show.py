@@ -130,6 +130,10 @@ def render(
     yield layout.fit(f"{headline(header.episode, header.started_at)}, {of}{counted(count, 'message')}", _BOLD)
     yield layout.headings()
     yield from layout.rows(_seen(compress(episode.lines(), found), watch))
+    if episode.missing:
+        lost = counted(episode.missing, "message")
+        yield ""
+        yield layout.fit(f"The file lacks {lost}: see where the numbers in the column `seq` jump.", YELLOW)
     if episode.cut_short:
         yield ""
         yield layout.fit(

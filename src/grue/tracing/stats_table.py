@@ -105,9 +105,10 @@ def _more(stats: EpisodeStats) -> Iterator[str]:
     if stats.resumptions:
         yield _labelled("resumed", "once" if stats.resumptions == 1 else f"{stats.resumptions} times")
     beside = f", {size(stats.payload_bytes)} of payloads beside it" if stats.payload_bytes else ""
-    cut_short = "; its last line was cut short" if stats.cut_short else ""
+    lacks = f"; {counted(stats.missing, 'message')} missing between these" if stats.missing else ""
+    lacks += "; its last line was cut short" if stats.cut_short else ""
     yield _labelled(
-        "trace", f"{counted(stats.messages, 'message')}, {size(stats.trace_bytes)}{beside}{cut_short}"
+        "trace", f"{counted(stats.messages, 'message')}, {size(stats.trace_bytes)}{beside}{lacks}"
     )
 
 

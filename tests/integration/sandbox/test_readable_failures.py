@@ -52,7 +52,7 @@ def test_a_server_that_dies_of_its_box_in_a_call_says_what_to_add(tmp_path: Path
     said = outcome.tool_calls[0].result.error_message or ""
     assert said.startswith("Tool call failed: the server ended during tools/call (exit status 1). ")
     assert f'To allow it: "read": ["{secret}"]' in said
-    assert said in model.requests[-1].messages[-1]["content"]
+    assert f"Error: {said}" in [each["content"] for each in model.requests[-1].messages]
 
 
 @boxes.needs_boxes

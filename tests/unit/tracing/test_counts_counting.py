@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from recorded_turns import STARTED_AT, Called, Play, Tape, opened, refused_connection
 from trace_files import Chain, TraceFile
 from turns import DEADLINE, INTERRUPT
+from typer.testing import CliRunner
 
 from grue import messages
+from grue.cli.app import app
 from grue.cli.live import Progress
 from grue.hosts.zork import facts
 from grue.messages import (
@@ -292,6 +294,22 @@ def test_time_in_which_no_host_ran_does_not_count_though_the_host_has_a_fact_of_
         said = Envelope(seq=seq, t=t, at=t, turn=1, sender="host", receiver="trace", cause=None, body=body)
         tally.take(said)
     assert (tally.clock.phases.total_s, tally.resumptions) == (2.0, 1)
+
+
+def test_lost_messages_are_counted_by_the_numbers_of_the_others(file: TraceFile) -> None:
+    turn(Tape(file), 1, "look")
+    head, *lines = file.path.read_bytes().splitlines(keepends=True)
+    assert count_episode(file.read()).missing == 0
+    file.path.write_bytes(head + b"".join(lines[1:-1]))  # lost at an end, a message leaves no gap
+    assert count_episode(file.read()).missing == 0
+    del lines[1:3]
+    file.path.write_bytes(head + b"".join(lines))
+    assert count_episode(file.read()).missing == 2
+    for command, said in (
+        ("show", "The file lacks 2 messages: "),
+        ("stats", "; 2 messages missing between these"),
+    ):
+        assert said in CliRunner().invoke(app, ["trace", command, str(file.path)]).stdout
 
 
 def test_a_trace_that_is_cut_short_is_counted_and_says_so(file: TraceFile) -> None:

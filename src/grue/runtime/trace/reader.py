@@ -61,13 +61,14 @@ class TraceReader(Generic[B]):
 
     `body_type` is the type of the bodies: a union of tagged Structs, or `dict` for plain JSON. Each iteration
     opens the file and closes it at the end. `cut_short`: the last line was incomplete when the last iteration
-    or `follow` ended; that is no error. `payloads`: the hashes of the payload files that the lines from
-    `lines` refer to.
+    or `follow` ended; that is no error. `missing`: how many messages the last `lines` found missing between
+    others, by their numbers. `payloads`: the hashes of the payload files that these lines refer to.
     """
 
     def __init__(self, path: Path, body_type: type[B] | Any) -> None:
         self.path = path
         self.cut_short = False
+        self.missing = 0
         self.payloads: set[str] = set()
         self._bodies = msgspec.json.Decoder(body_type)
         with _opened(path) as file:
@@ -93,7 +94,7 @@ class TraceReader(Generic[B]):
 
     def lines(self) -> Iterator[RecordedLine[B]]:
         """Yield the lines after the header, for callers that need the bodies of some messages only."""
-        self.cut_short = False
+        self.cut_short, self.missing = False, 0
         path, number, seq = self.path, 2, 0
         with _opened(path) as file:
             offset = len(_next_line(path, 1, file))
@@ -103,6 +104,8 @@ class TraceReader(Generic[B]):
                     self.cut_short = True
                     return
                 fmt.check_numbers(path, number, line, seq)
+                # A recorder may begin a file with any number. A message that it cannot write leaves a gap.
+                self.missing += line.seq - seq - 1 if seq else 0
                 self.payloads.update(_hashes(line))
                 yield RecordedLine(line, LinePlace(offset, number, len(text)), self)
                 offset, number, seq = offset + len(text), number + 1, line.seq

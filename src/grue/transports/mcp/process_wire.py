@@ -67,7 +67,7 @@ class ProcessWire:
             await self._process.wait_exit()
         if self._process.exited is not None:
             ended = f"the server ended during {method} ({self._process.exited})"
-            # The error of a failed start has `remedy`, too; of a failed call, users and models read this text.
+            # A failed start is reported with its `remedy`, a failed call with this text alone.
             tail = self._process.stderr_tail() if method == "tools/call" else None
             refused = "" if tail is None else self.refusals(tail, died=True)
             return f"{ended}. {'; '.join(refused.splitlines())}" if refused else ended
