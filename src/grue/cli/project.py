@@ -10,6 +10,7 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from grue.cli.saying import from_here
+from grue.config.documents import is_there
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.project_tables import ProjectTables, read_project_tables
 from grue.config.settings import GameConfiguration
@@ -56,7 +57,7 @@ def declines_mcp() -> bool:
 def project_tables() -> ProjectTables | None:
     """Return the settings in the working directory's pyproject.toml; `None` if there is no such file."""
     project = Path(PROJECT_FILE)
-    return read_project_tables(project) if project.is_file() else None
+    return read_project_tables(project) if is_there(project) else None
 
 
 def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownServers:

@@ -4,6 +4,7 @@ Of YAML, only what JSON can express is read. `yes`, dates and times are texts, a
 and aliases are refused: with aliases, a short file can describe an endless value.
 """
 
+import errno
 import json
 import math
 import os
@@ -121,9 +122,14 @@ def file_error(
     return MCPConfigError(f"{path} {what}", path=str(path), line=line, column=column)
 
 
-def read_config_text(path: Path, *, if_missing: str) -> str:
-    """Return the text of a UTF-8 file, without its byte order mark; `if_missing` is a complete error text."""
+def read_config_text(path: Path, *, if_missing: str, pipes: bool = False) -> str:
+    """Return the text of a UTF-8 file, without its byte order mark; `if_missing` is a complete error text.
+
+    `pipes`: wait for a named pipe's other end. A pipe without a name, such as a shell's `<(...)`, is read.
+    """
     try:
+        if not pipes and Path(os.path.realpath(path)).is_fifo():
+            raise OSError(errno.EINVAL, "it is a pipe, not a regular file")
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
     except FileNotFoundError as exc:
@@ -140,6 +146,11 @@ def read_config_text(path: Path, *, if_missing: str) -> str:
         line, column = before.count(b"\n") + 1, exc.start - before.rfind(b"\n")
         where = f"line {line}, column {column} has an invalid byte. Save the file as UTF-8."
         raise file_error(path, f"is not UTF-8 text: {where}", line=line, column=column) from exc
+
+
+def is_there(path: Path) -> bool:
+    """Return whether the project has this file. A folder or a broken link counts: reading it is an error."""
+    return os.path.lexists(path) or "\0" in str(path)
 
 
 def replace_file(path: Path, text: str) -> None:

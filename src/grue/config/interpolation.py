@@ -81,7 +81,7 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\"}
 def read_env_file(path: Path, *, wanted_by: str) -> dict[str, str]:
     """Return the variables of a dotenv file. Errors show no line's text, which may be secret."""
     missing = f"{wanted_by}: envFile not found: {path}\nCreate it, or remove envFile from the configuration."
-    text = read_config_text(path, if_missing=missing).replace("\r\n", "\n")
+    text = read_config_text(path, if_missing=missing, pipes=True).replace("\r\n", "\n")
     found: dict[str, str] = {}
     position = 0
     while position < len(text):

@@ -26,7 +26,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ErrorDetails
 
 from grue.config import project_tables
-from grue.config.documents import did_you_mean
+from grue.config.documents import did_you_mean, is_there
 from grue.config.policy_tables import read_context_policy, read_tool_policy, read_tool_search
 from grue.errors import MCPConfigError
 from grue.policies import DEFAULT_START, TURN_TIMEOUT_S, ContextPolicy, StartWhen, ToolPolicy, ToolSearch
@@ -285,7 +285,7 @@ class GameConfiguration(_Table):
     @classmethod
     def of_project(cls) -> Self:
         """Load `pyproject.toml` from the working directory, as `from_toml`. Without it, use the defaults."""
-        return cls.from_toml() if Path("pyproject.toml").is_file() else cls()
+        return cls.from_toml() if is_there(Path("pyproject.toml")) else cls()
 
     @classmethod
     def from_toml(cls, config_path: str | os.PathLike[str] = "pyproject.toml") -> Self:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue import policies
 from grue.config import tool_lock_file
+from grue.config.documents import is_there
 from grue.config.interpolation import Scope, expand
 from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.project_tables import ProjectTables, read_project_tables
@@ -71,10 +72,7 @@ def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Co
 def takes_servers(config: GameConfiguration, project: ProjectTables | None) -> bool:
     """Return whether to use the file of servers: MCP is on, or not switched off and the file exists."""
     declined = project is not None and project.tables["mcp"].get("enabled") is False
-    path = config.mcp_config_path
-    # A broken link or a folder counts as a file, so that reading it ends with an error.
-    there = path.is_file() or path.is_dir() or path.is_symlink()
-    return config.mcp_enabled or (not declined and there)
+    return config.mcp_enabled or (not declined and is_there(config.mcp_config_path))
 
 
 def read_servers(path: str | PathLike[str] = "mcp_config.json") -> dict[str, McpServer]:

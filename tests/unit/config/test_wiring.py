@@ -2,13 +2,14 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grue import LlmSettings, Runner, TurnRequest
-from grue.cli.project import known_servers
+from grue.cli.project import declines_mcp, known_servers
 from grue.config.settings import BudgetSettings, GameConfiguration
-from grue.config.wiring import from_configuration, llm_settings, model_for, takes_servers, turn_limits
+from grue.config.wiring import from_configuration, llm_settings, model_for, read_servers, turn_limits
 from grue.errors import BudgetSpent, MCPConfigError
 from grue.hosts.agent_loop import AgentLoop
 from grue.policies import Budget, TurnLimits
@@ -101,13 +102,45 @@ def test_a_runner_and_the_commands_use_the_same_servers(
     assert ("todo" in known.servers) is used
 
 
-def test_a_pipe_in_place_of_the_file_of_servers_is_passed_over(
+@pytest.mark.parametrize("name", ["mcp_config.json", "pyproject.toml"])
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (os.mkfifo, "it is a pipe, not a regular file"),
+        (os.mkdir, "Is a directory"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+    ],
+)
+def test_what_is_no_file_in_place_of_one_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, name: str, fault: str
+) -> None:
+    """To read a pipe would be to wait for its other end."""
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / name)
+    with pytest.raises(MCPConfigError, match=f"Cannot read '.*{name}': {fault}"):
+        known_servers(GameConfiguration.of_project(), None)
+    if name == "pyproject.toml":
+        with pytest.raises(MCPConfigError, match=f"Cannot read '{name}': {fault}"):
+            declines_mcp()
+        with pytest.raises(MCPConfigError, match=f"Cannot read '{name}': {fault}"):
+            Runner.from_toml()
+
+
+def test_a_pipe_without_a_name_is_read() -> None:
+    read, write = os.pipe()
+    os.write(write, b'{"mcpServers": {"todo": {"command": "python"}}}')
+    os.close(write)
+    assert list(read_servers(f"/dev/fd/{read}")) == ["todo"]
+    os.close(read)
+
+
+def test_a_name_with_a_nul_character_of_the_file_of_servers_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To read it would be to wait for its other end."""
     monkeypatch.chdir(tmp_path)
-    os.mkfifo(tmp_path / "mcp_config.json")
-    assert not takes_servers(GameConfiguration.of_project(), None)
+    (tmp_path / "pyproject.toml").write_text('[tool.grue.mcp]\nconfig_file = "\\u0000"\n')
+    with pytest.raises(MCPConfigError, match="no file can have this name"):
+        known_servers(GameConfiguration.of_project(), None)
 
 
 def test_a_broken_link_or_a_folder_in_place_of_the_file_of_servers_is_an_error(
