@@ -42,10 +42,12 @@ class ConfinedFolder:
     Args:
         root: The folder. It may be a symbolic link, because the user has chosen it. Links in it are refused.
         max_bytes: Largest file that is read or written.
+        called: What errors call the folder.
     """
 
-    def __init__(self, root: Path, *, max_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(self, root: Path, *, max_bytes: int = MAX_FILE_BYTES, called: str = "the workspace") -> None:
         self.root = as_path(root, "ConfinedFolder")
+        self._called = called
         self._max_bytes = max_bytes
 
     def read(self, path: str) -> str:
@@ -54,7 +56,7 @@ class ConfinedFolder:
         Raises:
             RefusedPath: The path cannot be used, or the file is too large or is not UTF-8 text.
         """
-        *folders, name = _names(path)
+        *folders, name = self._names(path)
         with _refusing(path), self._folder(folders) as folder:
             _require_file(path, os.lstat(name, dir_fd=folder))
             with os.fdopen(os.open(name, os.O_RDONLY | _FILE, dir_fd=folder), "rb") as file:
@@ -81,7 +83,7 @@ class ConfinedFolder:
         Raises:
             RefusedPath: The path cannot be used, or the text is too large, or cannot be encoded or written.
         """
-        *folders, name = _names(path)
+        *folders, name = self._names(path)
         try:
             content = text.encode()
         except UnicodeEncodeError:
@@ -109,13 +111,30 @@ class ConfinedFolder:
         Raises:
             RefusedPath: The path cannot be used, or the folder has more than `MAX_ENTRIES` entries.
         """
-        with _refusing(path), self._folder(_names(path, folder=True)) as folder, os.scandir(folder) as found:
+        with (
+            _refusing(path),
+            self._folder(self._names(path, folder=True)) as folder,
+            os.scandir(folder) as found,
+        ):
             listed: list[str] = []
             for entry in found:
                 if len(listed) == MAX_ENTRIES:
                     raise RefusedPath(f"{_shown(path)} has more than {MAX_ENTRIES} entries.")
                 listed.append(_described(entry))
         return sorted(listed)
+
+    def _names(self, path: str, *, folder: bool = False) -> list[str]:
+        """Split a path into names. With `folder`, the path may be `.` or end with a slash."""
+        if not isinstance(path, str) or not path.isprintable():
+            raise RefusedPath(f"{_shown(str(path))} has a control character in it.")
+        if path.startswith("/"):
+            raise RefusedPath(f"{_shown(path)} is an absolute path; name one inside {self._called}.")
+        names = [name for name in path.split("/") if name not in ("", ".")]
+        if ".." in names:
+            raise RefusedPath(f"{_shown(path)} may leave {self._called}: a path may not contain '..'.")
+        if not folder and (not names or path.endswith("/")):
+            raise RefusedPath(f"{_shown(path)} is a folder, not a file.")
+        return names
 
     def _too_large(self, path: str, size: int) -> RefusedPath:
         return RefusedPath(f"{_shown(path)} has {size:,} bytes; the limit is {self._max_bytes:,}.")
@@ -153,20 +172,6 @@ def _enter(name: str, folder: int) -> int:
         if stat.S_ISLNK(os.lstat(name, dir_fd=folder).st_mode):
             raise OSError(errno.ELOOP, "a link") from None
         raise
-
-
-def _names(path: str, *, folder: bool = False) -> list[str]:
-    """Split a path into names. With `folder`, the path may be `.` or end with a slash."""
-    if not isinstance(path, str) or not path.isprintable():
-        raise RefusedPath(f"{_shown(str(path))} has a control character in it.")
-    if path.startswith("/"):
-        raise RefusedPath(f"{_shown(path)} is an absolute path; name one inside the workspace.")
-    names = [name for name in path.split("/") if name not in ("", ".")]
-    if ".." in names:
-        raise RefusedPath(f"{_shown(path)} may leave the workspace: a path may not contain '..'.")
-    if not folder and (not names or path.endswith("/")):
-        raise RefusedPath(f"{_shown(path)} is a folder, not a file.")
-    return names
 
 
 def _require_file(path: str, status: os.stat_result) -> None:

@@ -138,7 +138,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _may_exist(path: Path) -> bool:
     try:
-        return path.exists()
+        return path.exists() or path.is_symlink()
     except OSError:
         return True  # this user may not look into the folder: `read_skill` reports it
 
@@ -214,7 +214,7 @@ class Skills:
             raise ValueError(f"There is no skill {name!r}; there are {', '.join(self.by_name) or 'none'}.")
         if name in self._texts:
             return self._texts[name](name, file)
-        files = ConfinedFolder(skill.folder)
+        files = ConfinedFolder(skill.folder, called="the skill's folder")
         if file:
             return files.read(file)
         beside = [entry for entry in files.entries() if not entry.startswith("SKILL.md ")]

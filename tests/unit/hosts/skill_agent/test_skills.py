@@ -24,8 +24,10 @@ def test_a_text_names_the_files_beside_it_and_they_are_read_by_their_paths(tmp_p
     assert skills.text("notes", "columns.md") == "day, hours"
     with pytest.raises(ValueError, match="There is no skill 'other'; there are notes"):
         skills.text("other")
-    with pytest.raises(ValueError, match="may leave"):
+    with pytest.raises(ValueError, match="may leave the skill's folder"):
         skills.text("notes", "../../x")
+    with pytest.raises(ValueError, match="is an absolute path; name one inside the skill's folder"):
+        skills.text("notes", "/x")
 
 
 class Desk(Struct):
@@ -48,6 +50,18 @@ def test_without_a_folder_there_are_no_skills(tmp_path: Path) -> None:
     assert skills.by_name == {}
     (problem,) = skills.problems
     assert "line 1: " in problem
+
+
+@pytest.mark.parametrize(
+    ("target", "why"), [("SKILL.md", "Too many levels of symbolic links"), ("gone", "No such file")]
+)
+def test_a_skill_that_is_a_link_to_nothing_is_left_out_with_a_reason(
+    tmp_path: Path, target: str, why: str
+) -> None:
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "SKILL.md").symlink_to(target)
+    (problem,) = Skills(tmp_path).problems
+    assert f"line 1: it cannot be read: {why}" in problem
 
 
 def test_a_pattern_for_arguments_names_a_tool_and_approves_nothing(tmp_path: Path) -> None:
