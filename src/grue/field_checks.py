@@ -53,7 +53,7 @@ class ByName(StructMeta):
 
 
 class OwnKeywords(ByName):
-    """Like `ByName`. In addition, errors about keywords of other classes name the class as their owner."""
+    """Like `ByName`. If another class is given a keyword of this class, the error names this class, too."""
 
     def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)

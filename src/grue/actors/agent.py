@@ -48,7 +48,7 @@ class AgentActor(Actor[m.TurnEvent]):
         self._before: s.TurnState = self._state
         self._asked: Envelope[m.TurnEvent] | None = None
         self._pace = Pace()
-        self.approval: Mailbox[m.AskApproval] | None = None  # `None` only if the policy asks nobody
+        self.approval: Mailbox[m.AskApproval] | None = None  # `None`: the policy never asks
         self.presumed: m.ToolsPresumed | None = None  # recorded after `RunTurn`; `None`: nothing is presumed
         self.forked: m.TurnForked | None = None  # recorded after `RunTurn`; `None`: the turn is no fork
         self.on_step: Callable[[], None] | None = None  # called after each event

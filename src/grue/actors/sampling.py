@@ -22,7 +22,7 @@ from grue.runtime.actor import Actor, Mailbox, MailboxClosed
 from grue.tool_sessions.server_requests import Declined, Sample, Sampled, SamplingRequest
 
 _REPORT_S = 1.0
-StartLlm: TypeAlias = Callable[[], tuple[Actor[m.LlmCommand], anyio.CancelScope]]  # `cancel` ends the actor
+StartLlm: TypeAlias = Callable[[], tuple[Actor[m.LlmCommand], anyio.CancelScope]]  # the scope ends the actor
 
 
 class CurrentSampler:

@@ -138,7 +138,8 @@ class AnswerSpec(Generic[T]):
         """Expect a value of any type that JSON can express, as `TurnRequest(answer=...)` does.
 
         A type whose JSON Schema is not that of an object (`int`, `list[int]`, an enum, a union) is requested
-        as an object with the only member `value`: endpoints require an object. The bare value is taken, too.
+        as an object with the only member `value`, because endpoints require an object. A reply with the bare
+        value is accepted, too.
 
         Args:
             type_: A pydantic model, msgspec Struct, dataclass or TypedDict, or a type such as `list[int]`.
@@ -167,7 +168,7 @@ def spec_of(answer: AnswerSpec[T] | type[T] | None) -> AnswerSpec[T]:
 
 
 def recorded_spec(form: m.AnswerSchema, *, fallback: object, told: bool) -> AnswerSpec[Any]:
-    """Return an `AnswerSpec` that checks an answer against a recorded schema. The answer stays JSON."""
+    """Return an `AnswerSpec` for a recorded schema: it checks an answer, and returns it as a JSON value."""
     properties = form.schema.get("properties")
     value = properties.get("value") if isinstance(properties, dict) else None
     bare = value | {"$defs": form.schema.get("$defs", {})} if isinstance(value, dict) else {}
@@ -212,7 +213,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return, converted, the first of the `_candidates` that fits the type, or raise `ValueError`."""
+        """Return the first of the `_candidates` that fits the type, converted; else raise `ValueError`."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:
@@ -309,7 +310,7 @@ def _new_reader(type_: Any) -> _Reader:
 
     name = getattr(type_, "__name__", "") if isinstance(type_, type) else ""
     # Leave these to msgspec: Structs; types with `msgspec.Meta`, whose constraints pydantic would ignore; and
-    # functions, which msgspec refuses. pydantic would call them with the answer.
+    # functions. msgspec refuses a function, but pydantic would call it with the answer.
     has_meta, why = _has_meta(type_, []), ""
     is_struct = isinstance(type_, type) and issubclass(type_, Struct)
     if not (has_meta or is_struct or isinstance(type_, FunctionType)):

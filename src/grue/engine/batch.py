@@ -110,7 +110,7 @@ class CompletedTurns:
     ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
         """Return the outcome of the earlier turn, and the messages that the turn's conversation still lacks.
 
-        `None`: no earlier turn fits `command`, or `answer` does not take its outcome.
+        `None`: no earlier turn fits `command`, or `answer` does not accept the turn's answer.
         """
         known, check = self._known.get(_asked(command, command.history)), AnswerCheck(answer)
         if known is None:
@@ -160,7 +160,7 @@ def asks_the_same(one: m.RunTurn, other: m.RunTurn) -> bool:
 
 
 class Batch(Struct, frozen=True, kw_only=True):
-    """Settings of `Runner.map`: up to `concurrency` turns run at once, in the `Episode` from `begin`."""
+    """Settings of `Runner.map`: up to `concurrency` turns run at once, in the episode from `begin`."""
 
     begin: Callable[[], Episode]
     settings: TurnSettings
@@ -169,13 +169,13 @@ class Batch(Struct, frozen=True, kw_only=True):
 
 
 _Started: TypeAlias = Call[TurnOutcome[T]] | BatchItem[TurnOutcome[T]] | MCPError
-"""A turn that is running or waiting; a result that is known without running a turn; or why none can run."""
+"""A turn that is running or waiting; the result, if no turn has to run; or the error if no turn can run."""
 
 
 def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
     """Yield the result of each request, in order. Closing the iterator cancels the running turns.
 
-    Raises `MCPError` in place of the result of the first turn that the closed runner did not take.
+    If the runner is closed meanwhile, raises `MCPError` after the results of the turns that had started.
     """
     with batch.settings.wiring.under_way.in_use():
         yield from _results(requests, batch)

@@ -74,7 +74,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         max_turns: The last turn limit that was given at a resumption; 0: the limit given at the start holds.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
-        parked: The turn that waits for approvals: only `Runner.resume` goes on with it. `None`: none waits.
+        parked: The turn that waits for approvals, with which only `Runner.resume` goes on. `None`: no turn.
     """
 
     started: _Started
@@ -151,7 +151,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         """
 
     def take(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
-        """Read the next envelope. `unended` is what its turn has spent so far; return the new value."""
+        """Read the next envelope. `unended`: what its turn has spent beyond `spent`; return the new value."""
         self.lasted_s = envelope.t
         unended = self._take_message(envelope, unended)
         self.take_fact(envelope)
@@ -163,7 +163,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.parked = None
                 self.spent = self.spent.plus(unended.requests, unended.usage)
                 return Spent()
-            # Count nothing here. If the turn ends later, the message that ends it has the cost of all parts.
+            # A parked turn is not counted. If it ends later, the message that ends it has its whole cost.
             case m.TurnParked() as parked:
                 self.parked = parked
                 return Spent()

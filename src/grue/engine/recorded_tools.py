@@ -153,7 +153,7 @@ class TurnRecord:
     def relisted(
         self, server: m.ServerName, call: RecordedCall | None
     ) -> list[tuple[m.ToolDefinition, ...] | None]:
-        """Return two lists of tools: as recorded with the result of `call`, and at the next batch's begin.
+        """Return two lists of tools: one recorded with the result of `call`, one when the next batch began.
 
         If `call` is `None`, the first list is the one recorded after the fork's place and before a new call.
         `None` in place of a list: the list had not changed. Each list is returned only once.
@@ -180,7 +180,7 @@ class TurnRecord:
         return self._last.get(key) if any(hints_of(each.annotations).read_only for each in named) else None
 
     def take(self, server: m.ServerName, tool: str, arguments: m.JsonObject) -> RecordedCall | None:
-        """Return the next recorded call of this tool with these arguments; `None`: no call is left."""
+        """Return the recorded call whose result this call gets, and count it as used; `None`: none left."""
         found = self.next(server, tool, arguments)
         if found is not None and self._left.get(found.key):
             self._last[found.key] = self._left[found.key].popleft()

@@ -489,8 +489,9 @@ class Runner(AsyncToolAccess, Closing):
             progress: Show a progress bar on standard error, at a terminal or in a notebook.
             total: Number of requests for the bar, if `requests` has no length, for example a generator.
             batch: A folder, or `Batching`: the model is asked through the provider's batches, which answer
-                later, at a lower price. A turn waits as a file between its requests. If the process ends
-                early, the same call goes on from the folder, which has the traces, and repeats no request.
+                later, at a lower price. While a turn waits for a reply, its state is in a file. If the
+                process ends early, the same call goes on from the folder, which has the traces, and repeats
+                no request.
 
         Raises:
             LLMError: With `batch`: the provider accepts no batch, or could not be reached for a long time.

@@ -139,7 +139,7 @@ def with_settings(
     policy: FailurePolicy | None = None,
     start: StartWhen | None = None,
 ) -> dict[m.ServerName, ToolServer]:
-    """Return the servers, with `start` where their own option is `None`.
+    """Return the servers. Where a server's own option `start` is `None`, it gets the argument `start`.
 
     Raises `MCPConfigError` if `servers` is not empty, and `limits` or `policy` names another server.
     """
@@ -157,7 +157,7 @@ def with_settings(
     for server_name, server in servers.items():
         if isinstance(server, McpServer):
             options = replace(server.options, start=server.options.start or start)
-            if server_name in limits.startup_timeouts_s:  # for the errors of a start that takes too long
+            if server_name in limits.startup_timeouts_s:  # the error about a start's timeout names this place
                 options = replace(options, startup_timeout_place="startup_timeouts_s in these TurnLimits")
             changed[server_name] = replace(server, options=options)
     return changed

@@ -437,7 +437,10 @@ class RestOfTurn(Spending):
         self.spent = whole.spent.less(counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
-        """Return the turn's budget, at most what is left of `episode`; raises `BudgetSpent` if nothing is."""
+        """Return the turn's budget, at most what `episode` has left; if that is nothing, raise `BudgetSpent`.
+
+        `what` begins the error's text.
+        """
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)
 

@@ -114,7 +114,7 @@ class EarlyRequest:
             self._sent.set()
 
     async def wait_sent(self) -> None:
-        """Wait until the early request is written, or the turn turns out to send none; a second at most."""
+        """Wait, at most 1 s, until the early request is written or it is clear that the turn sends none."""
         with anyio.move_on_after(_UNSENT_S):
             await self._sent.wait()
 
@@ -128,7 +128,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     copied: tuple[Envelope[Any], ...] = ()  # recorded messages that the fork's own trace repeats
     event: Envelope[Any] | None = None  # the agent gets this next; the commands for it are sent
     rewrites: tuple[m.HistoryRewritten, ...] = ()  # changes of the history that only the fork makes
-    reopened: Mapping[m.ServerName, m.OpenSession] = {}  # the commands for the sessions open at the fork
+    reopened: Mapping[m.ServerName, m.OpenSession] = {}  # how the sessions that are open at the fork began
 
 
 _NO_PAST = TurnsPast()
@@ -480,7 +480,7 @@ class TurnActors:
 
 
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[int]) -> dict[int, int]:
-    """Record messages again, as copies unless their number is in `own`. Return the new numbers by the old."""
+    """Record messages again, as copies unless their number is in `own`. Return each new number by the old."""
     numbers: dict[int, int] = {}
     for each in copied:
         again = recorder.record(

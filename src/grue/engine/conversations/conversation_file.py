@@ -55,7 +55,7 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
 
     model: str
     first: WireProfile  # assumed before the first request
-    profile: WireProfile  # the corrected one
+    profile: WireProfile  # what is known now
     names: dict[str, str] = {}  # the tools' names on the wire, by canonical name
     tools: tuple[m.ToolDefinition, ...] = ()
 

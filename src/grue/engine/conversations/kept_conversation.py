@@ -70,7 +70,7 @@ class EarlierResults:
         self._lock = threading.Lock()
 
     def begin(self, turn: int, trace: Path | None, conversation: m.ConversationId) -> TurnRecorded | None:
-        """Begin a turn; return its new entry in `turns`. `None`: it has no trace, or has an entry already."""
+        """Begin a turn. Return its new entry in `turns`; `None`: no trace, or the entry is there already."""
         self._trace = trace
         recorded = None if trace is None else TurnRecorded(turn, str(trace), conversation)
         if recorded is None or recorded in self.turns[-1:]:

@@ -35,10 +35,7 @@ class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like
 
 
 class CancellableConnection(WrappedConnection):
-    """A connection whose current call another task can cancel: `calling` is the call's cancel scope.
-
-    After that the connection can still be used.
-    """
+    """A connection that stays usable if another task cancels its current call by the scope `calling`."""
 
     def __init__(self, connection: ToolConnection) -> None:
         super().__init__(connection)
