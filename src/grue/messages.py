@@ -232,7 +232,8 @@ class ToolCallRecord(Struct, frozen=True, kw_only=True, gc=False):
             or the arguments cannot be read or do not fit the tool's schema), `denied` (by the policy or a
             person, or nobody has answered the question), `interrupted` (sent by a process that was killed:
             the call may have taken effect).
-        iteration: How many replies to requests with tools had tool calls, counted up to this call's reply.
+        iteration: How many replies had tool calls, up to and including this call's reply. Only replies to
+            requests with tools count.
         duration_s: How long the call took; `None`: not sent, or `interrupted`.
         changed_arguments: What a person has changed the arguments to; `None`: nobody has changed them.
     """
@@ -555,8 +556,8 @@ class OfferTools(Struct, frozen=True, tag="offer", gc=False):
 
     Attributes:
         tools: `None`: the same as in the previous request of the conversation.
-        answer: The schema of the final answer, which is written into the prompt once. `None`: any text is
-            accepted, or the host's own texts describe the answer.
+        answer: The schema of the final answer, which is written into the prompt unless it is there already.
+            `None`: any text is accepted, or the host's own texts describe the answer.
 
     Source: R4.6, P14
     """
