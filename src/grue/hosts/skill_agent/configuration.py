@@ -35,7 +35,7 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         max_turns: How many turns the run may have. Each has a reply, and a second one if that was unusable.
-        max_steps: After how many steps no action is carried out. Denied actions and unusable replies count.
+        max_steps: After how many steps the run ends. Denied actions and unusable replies count.
         time_limit_seconds: Time limit of the run, not including the time for closing the servers.
         requests: How many completions may be requested from the model. Retries are not counted.
         tokens: How many tokens may be used, sent and received together.

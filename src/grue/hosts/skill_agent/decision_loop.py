@@ -173,7 +173,12 @@ class DecisionLoop:
             return self._time_over()
         if run.turns >= limits.max_turns:
             return RunEnd("turn_limit", f"the limit on turns, {limits.max_turns}, is used up")
-        return RunEnd("budget", run.runner.budget_spent) if run.runner.budget_spent else None
+        return RunEnd("budget", run.runner.budget_spent) if run.runner.budget_spent else self._steps_used()
+
+    def _steps_used(self) -> RunEnd | None:
+        most = self._run.config.limits.max_steps
+        used = len(self._run.results) >= most
+        return RunEnd("step_limit", f"the limit on steps, {most}, is used up") if used else None
 
     def _time_over(self) -> RunEnd | None:
         limit_s = self._run.config.limits.time_limit_seconds
@@ -261,10 +266,7 @@ class DecisionLoop:
         if run.asked is not None:
             return RunEnd("parked", f"actions that wait for an approval: {len(run.asked.questions)}")
         for position, each in enumerate(judged):
-            most = run.config.limits.max_steps
-            if len(run.results) >= most:
-                return RunEnd("step_limit", f"the limit on steps, {most}, is used up")
-            end = self._time_over() or self._step(each)
+            end = self._steps_used() or self._time_over() or self._step(each)
             if end is not None and end.reason == "step_failed":
                 self._skip(todo[position + 1 :])
             if end is not None:

@@ -120,7 +120,7 @@ def test_a_tool_that_may_have_run_is_never_called_again() -> None:
     ("limits", "reason", "turns", "steps"),
     [
         (RunLimits(max_turns=2), "turn_limit", 2, 2),
-        (RunLimits(max_steps=3), "step_limit", 4, 3),
+        (RunLimits(max_steps=3), "step_limit", 3, 3),
         (RunLimits(requests=2), "budget", 2, 2),
         (RunLimits(time_limit_seconds=1e-9), "time_limit", 0, 0),
     ],
@@ -129,6 +129,14 @@ def test_a_limit_ends_the_run_with_its_name(limits: RunLimits, reason: str, turn
     ran = run([act(("note", {"text": "hm"}))] * 9, config={"limits": limits})
     assert (ran.result.reason, ran.result.turns, len(ran.result.steps)) == (reason, turns, steps)
     assert ran.result.detail
+
+
+def test_a_run_whose_steps_are_used_up_asks_for_no_further_reply() -> None:
+    ran = run([act(("fly", {}))] * 9, config={"limits": RunLimits(max_steps=2)})
+    assert (ran.result.reason, ran.statuses, ran.result.turns) == ("step_limit", ["failed", "failed"], 2)
+    assert ran.result.requests == 4
+    ran = run([act(*[("note", {"text": "hm"})] * 3)] * 9, config={"limits": RunLimits(max_steps=2)})
+    assert (ran.result.reason, len(ran.result.steps), ran.result.requests) == ("step_limit", 2, 1)
 
 
 class Clock:
