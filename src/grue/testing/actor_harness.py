@@ -42,6 +42,7 @@ from msgspec import Struct
 from grue.errors import ActorCrashed
 from grue.runtime.actor import BOUND, Actor, AskTimedOut, Mailbox, MailboxClosed, Supervisor, Tap, reply
 from grue.runtime.safe_text import printable
+from grue.runtime.trace.file import writes_lines
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tracing.message_words import summarize
 from grue.tracing.reading import read_episode
@@ -462,7 +463,7 @@ def virtual_loop() -> VirtualTimeLoop:
 def _is_idle_worker(thread: threading.Thread) -> bool:
     # anyio keeps a worker thread for a while after its work; the thread then has no unfinished tasks.
     queue = getattr(thread, "queue", None)
-    return queue is not None and getattr(queue, "unfinished_tasks", 1) == 0
+    return writes_lines(thread) or (queue is not None and getattr(queue, "unfinished_tasks", 1) == 0)
 
 
 def _place(task: "asyncio.Task[Any]") -> str:

@@ -6,13 +6,16 @@ import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
+from plain_messages import Said
 
 from grue import FunctionTools, Runner, TurnLimits, TurnRequest
+from grue.runtime.large_data import LONG
 from grue.runtime.loops.beside_loop import aside
 from grue.testing.actor_harness import Deadlock, TraceWatch, run_in_virtual_time, virtual_loop, virtual_time
 from grue.testing.offline import offline_endpoint, reply_in_chat
@@ -121,6 +124,29 @@ def test_time_goes_on_if_an_executor_has_a_thread_that_never_worked() -> None:
     async def main() -> float:
         with Eager(2) as executor:
             await asyncio.get_running_loop().run_in_executor(executor, time.sleep, 0.05)
+            await anyio.sleep(3600)
+        return anyio.current_time()
+
+    assert run_in_virtual_time(main) == 3600.0
+
+
+def test_time_goes_on_after_a_long_message() -> None:
+    """The recorder searches a long message for secrets in a thread."""
+
+    async def main() -> list[float]:
+        watch = TraceWatch(clock=anyio.current_time)
+        for _ in range(2):
+            watch.recorder.record(Said("x" * LONG), sender="x")
+            await anyio.sleep(3600)
+        return [each.t for each in watch.envelopes]
+
+    assert run_in_virtual_time(main) == [0.0, 3600.0]
+
+
+def test_time_goes_on_while_a_trace_file_is_open(tmp_path: Path) -> None:
+    async def main() -> float:
+        with Runner(llm=offline_endpoint(reply_in_chat), trace=tmp_path / "trace.jsonl") as runner:
+            await runner.run_turn_async(TurnRequest(system="s", user="hello"))
             await anyio.sleep(3600)
         return anyio.current_time()
 

@@ -161,6 +161,11 @@ _Entry: TypeAlias = bytes | threading.Event | None  # a line, a waiting `flush`,
 _OPEN: weakref.WeakSet[LineQueue] = weakref.WeakSet()
 
 
+def writes_lines(thread: threading.Thread) -> bool:
+    """Return whether this is the thread of a `LineQueue`. It never wakes an event loop, even if it works."""
+    return any(queue._thread is thread for queue in _OPEN)  # noqa: SLF001 - the module's own
+
+
 def _leave_all_to_parent() -> None:
     for queue in _OPEN:
         queue._leave_to_parent()  # noqa: SLF001 - the module's own

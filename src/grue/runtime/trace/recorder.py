@@ -34,14 +34,16 @@ from grue.runtime.trace.format import TraceLine
 class Backlog:
     """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
-    The thread, for which the interpreter waits, lives from the first call until `check` has removed the last.
+    The thread, for which the interpreter waits, ends when it has no more calls. Otherwise a loop with a
+    virtual clock (`grue.testing.actor_harness`) would wait for it as for a thread that works.
     """
 
     def __init__(self) -> None:
         self.calls: deque[Future[None]] = deque()
         self._thread: ThreadPoolExecutor | None = None
-        # `add` holds this to queue a call, and `check` to end the thread. Otherwise, just after a call was
-        # queued, `check` could end the thread, and the next call would run beside that call.
+        self._left = 0
+        # `add` holds this to queue a call, and the thread to end. Otherwise a call that is being queued could
+        # reach the thread that ends, and the next call would run beside it in another thread.
         self._changing = threading.Lock()
 
     @property
@@ -57,10 +59,22 @@ class Backlog:
             with self._changing:
                 if self._thread is None:
                     self._thread = ThreadPoolExecutor(1, "grue trace", block_signals)
-                self.calls.append(self._thread.submit(function))
+                self.calls.append(self._thread.submit(self._run, function))
+                self._left += 1
         except RuntimeError:  # no thread can start, as after the main thread has ended: use this one
+            self._thread = None
             wait(list(self.calls))
             function()
+
+    def _run(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        finally:
+            with self._changing:
+                self._left -= 1
+                if not self._left and self._thread is not None:
+                    self._thread.shutdown(wait=False)
+                    self._thread = None
 
     def check(self) -> None:
         """Remove the finished calls. If one has failed, raise its exception, and leave the calls after it."""
@@ -75,10 +89,6 @@ class Backlog:
             except ValueError:  # another thread, which checks too, has removed it
                 continue
             call.result()
-        with self._changing:
-            if not self.calls and self._thread is not None:
-                self._thread.shutdown(wait=False)
-                self._thread = None
 
     def wait(self) -> None:
         """Wait, blocking, until all calls are finished. Raise the exception of the first that has failed."""

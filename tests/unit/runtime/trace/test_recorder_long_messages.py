@@ -2,7 +2,7 @@
 
 import os
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +75,8 @@ def test_calls_stay_in_order_if_another_thread_checks_the_backlog(monkeypatch: p
     backlog, order, submit = Backlog(), [], ThreadPoolExecutor.submit
     opened = threading.Event()
 
-    def submit_while_another_checks(pool: ThreadPoolExecutor, function: Any) -> Future[None]:
-        call = submit(pool, function)
+    def submit_while_another_checks(pool: ThreadPoolExecutor, *call_of: Any) -> Future[None]:
+        call = submit(pool, *call_of)
         check = threading.Thread(target=backlog.check)
         check.start()
         check.join(0.05)  # it waits for `add`
@@ -88,6 +88,29 @@ def test_calls_stay_in_order_if_another_thread_checks_the_backlog(monkeypatch: p
     opened.set()
     backlog.wait()
     assert order == ["first", "second"]
+
+
+def test_calls_stay_in_order_if_the_thread_ends_while_one_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    backlog, order, submit = Backlog(), [], ThreadPoolExecutor.submit
+    before, opened = threading.Event(), threading.Event()
+    threads: list[ThreadPoolExecutor] = []
+
+    def submit_until_the_thread_ends(pool: ThreadPoolExecutor, *call_of: Any) -> Future[None]:
+        threads.append(pool)
+        call = submit(pool, *call_of)
+        if len(threads) == 2:
+            before.set()  # the first call ends
+            wait(list(backlog.calls), 0.05)  # it waits for `add`
+        return call
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit_until_the_thread_ends)
+    backlog.add(lambda: order.append("first" if before.wait(60) else "too late"))
+    backlog.add(lambda: order.append("second" if opened.wait(60) else "too late"))
+    backlog.add(lambda: order.append("third"))
+    opened.set()
+    backlog.wait()
+    assert order == ["first", "second", "third"]
+    assert len(set(threads)) == 1
 
 
 def test_what_an_observer_raises_is_raised_to_who_waits() -> None:
