@@ -4,7 +4,7 @@
 
     Fleet("runs/sweep").map(play, [{"model": "a"}, {"model": "b"}], repetitions=20)
 
-If `map` is called again, it plays only the episodes without a result on disk; see `docs/guides/fleet.md`.
+Another call of `map` does not play the episodes that have a result; see `docs/guides/fleet.md`.
 """
 
 from grue.fleet.broker import Amount, FleetBudget, Rate, ServerCap

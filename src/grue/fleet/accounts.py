@@ -71,7 +71,7 @@ class Accounts:
         self._ledger.close()
 
     def costs(self) -> Costs:
-        """Return the cost of earlier runs and of the requests that were settled here."""
+        """Return the cost of earlier runs and of the requests that `settled` has recorded."""
         return Costs(self.broker.spent, self.broker.overloads, self.broker.refused)
 
     async def admitted(self, wanted: WantedRequest) -> Reservation | str:
@@ -149,7 +149,7 @@ class Claims:
         self._given: dict[int, Reservation | None] = {}  # by question id; `None` for a server process
 
     def begin(self, id_: int) -> anyio.CancelScope:
-        """Record a worker's question. The scope is for `answer`; withdrawing the question cancels it."""
+        """Record a worker's question. Return a scope for `answer`; `give_back` cancels the scope."""
         scope = self._waiting[id_] = anyio.CancelScope()
         return scope
 

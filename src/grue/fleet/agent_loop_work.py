@@ -70,7 +70,6 @@ def _llm(case: TalkCase) -> LlmEndpoint:
 
 
 def _options(case: TalkCase) -> RunnerOptions:
-    """Return the project's options; raises `MCPConfigError` if a required tool lock is missing."""
     config = GameConfiguration.of_project()
     own = case.mcp and case.mcp_config is not None
     if own:

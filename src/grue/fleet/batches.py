@@ -87,7 +87,7 @@ class EpisodeRoom:
 
     @property
     def asks_otherwise(self) -> bool:
-        """Whether the last stored reply answers a request that this attempt has not made."""
+        """`True` if the last stored reply answers a request that this attempt has not made."""
         return bool(self._last) and self._last in self._results and self._last not in self._read
 
     async def reply_to(self, endpoint: llm.LlmEndpoint, body: bytes, request: int) -> Answered | Fault:
@@ -231,7 +231,7 @@ class FleetBatches:
         return [each.poll for each in self._models.values() if each.poll is not None]
 
     def _where_no_loop_runs(self, call: Callable[[], object]) -> None:
-        """Make a call that runs the event loop: in another thread if a loop runs here, as in a notebook."""
+        """Make a call that runs the event loop; in a new thread if this one runs a loop, as in a notebook."""
         if not loop_is_running():
             call()
             return
@@ -259,7 +259,7 @@ class FleetBatches:
             )
             form = batch_form_of(asked.wire)
             place = self._folder / BATCHES / name
-            # What an earlier run has not sent may be of another sweep. `add` stores again what is wanted now.
+            # Drop what earlier runs have not sent: it may be of another sweep. `add` stores what we want.
             most = self._batching.most_items
             files = BatchFolder(place, manifest, form, most_items=most, keep_unsent=False)
             self._models[name] = _Model(files, llm.LlmEndpoint(settings), self._batching)

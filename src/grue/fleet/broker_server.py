@@ -94,7 +94,7 @@ class BrokerServer:
         self._stack.close()
 
     async def _serve(self, *, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
-        # Accept connections here: asyncio's server, if it is closed, and `sock_accept`, if it is cancelled,
+        # Do not let asyncio accept connections: its server, if closed, and its `sock_accept`, if cancelled,
         # may forget a connection that was just accepted.
         with socket.socket(socket.AF_UNIX) as listener:
             listener.setblocking(False)

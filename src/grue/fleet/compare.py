@@ -67,12 +67,12 @@ class Cell(Struct, frozen=True):
     """All episodes of a fleet, or those with the `wanted` settings."""
 
     fleet: Path
-    # values as `setting_word` writes them; `4` is the number, or the text "4" if no episode has the number
+    # values as `setting_word` writes them; `4` means the number, or the text "4" if no episode has the number
     wanted: dict[str, str] = {}
 
     @classmethod
     def of(cls, written: str, other: "Cell | None" = None) -> "Cell":
-        """Parse `DIR` or `DIR:SETTING=VALUE,...`. Without `DIR`, take `other`'s. Raises `FleetError`."""
+        """Parse `DIR` or `DIR:SETTING=VALUE,...`. Without `DIR`, use `other`'s fleet. Raises `FleetError`."""
         match = _SELECTED.fullmatch(written)
         place, settings = (match[1], match[2] or "") if match else (written, "")
         fleet = other.fleet if other is not None and not place else Path(place)
@@ -139,7 +139,7 @@ class Side(Struct, frozen=True, kw_only=True):
     fleet: str = ""  # the folder of its fleet; empty: not known
     episodes: int
     failed: int  # compared episodes that have failed
-    missing: dict[str, int]  # episodes not compared, by reason: a key of `_MISSING`
+    missing: dict[str, int]  # number of episodes not compared, by reason (a key of `_MISSING`)
     unpaired: int  # cases that the other side has not played
 
     @property
@@ -205,10 +205,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool | str = False, everything: bool = False) -> str:
-        """Return the findings, and the cases if any differs: all of fewer than 15, else the most different.
+        """Return the findings. If any case differs, add the most different cases; of fewer than 15, all.
 
-        `everything`: list all cases that differ. `commands`: add the commands that show their episodes; a
-        text, such as `.venv/bin/grue`, says how they call grue.
+        `everything`: add all cases that differ. `commands`: add, for each case, the commands that show its
+        episodes; a text, such as `.venv/bin/grue`, says how the commands call grue.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
@@ -366,7 +366,7 @@ def compare_results(
     labels: tuple[str, str],
     left_out: tuple[int, int] = (0, 0),
 ) -> Comparison:
-    """Compare two sets of episodes. `left_out`: how many earlier episodes A and B leave out, to report it."""
+    """Compare two sets of episodes. `left_out`: how many earlier episodes were left out of A and of B."""
     both = (*first, *second)
     score = options.score or _only_score(both)
     results.require_score(both, score)
@@ -422,7 +422,7 @@ def _by_sign_test(better: int, worse: int, chance: float) -> Verdict:
 
 
 def _by_interval(found: Interval, target: float) -> tuple[Verdict, float, float | None]:
-    """Return `verdict`, `detectable`, and `more_cases` as a multiple of the cases that there are."""
+    """Return `verdict`, `detectable`, and `more_cases` divided by the number of cases."""
     detectable = stats.smallest_detectable(found) if found.error else found.high - found.mean
     if found.low > 0 or found.high < 0:
         return "better" if found.low > 0 else "worse", detectable, None

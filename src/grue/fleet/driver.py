@@ -72,8 +72,8 @@ class Tally(Struct):
         scores: By the score's name: the number of episodes that have this score, and the sum of its values.
         spent: The cost of the requests of the committed attempts; other attempts are not counted.
         kinds: Number of attempts of this run that failed or were not paid for, by `AttemptEnd.kind`.
-        troubles: The first few different reasons for which episodes were given up in this run, each with the
-            id of the first of these episodes.
+        troubles: The first few different reasons for which episodes were given up in this run, each as
+            `ID: REASON` with the id of the first episode that was given up for it.
     """
 
     total: int = 0
@@ -176,7 +176,7 @@ class Driver:
         # A third Ctrl-C ends the run at once.
         self.tally.total = sum(1 for _ in self._plan.cases())
         # A Ctrl-C between recording a job as running and submitting it would leave a job that counts as
-        # running for ever. So the first two are deferred to the places where `raise_deferred` is called.
+        # running for ever. So the first two presses are deferred until `raise_deferred` is called.
         try:
             with defer_interrupts():
                 self._do(self._jobs())
@@ -203,7 +203,7 @@ class Driver:
                     return
                 self._look()
                 if self._batches is not None and self._stop is None:
-                    # Send the waiting requests only if nothing else is to do: then batches get large.
+                    # Send the waiting requests only when no other work is left, so that batches get large.
                     for id_ in self._batches.step(send=idle):
                         self._again.append(self._waiting.pop(id_))
             except KeyboardInterrupt:
@@ -216,7 +216,7 @@ class Driver:
                     self._cancel()
 
     def _fill(self, jobs: Iterator[Job]) -> bool:
-        """Give the engine a few more jobs than slots; `False`: none is left, or the budget refuses more."""
+        """Give the engine a few more jobs than slots; `False`: no job is left, or the budget is used up."""
         room = self._engine.slots + min(self._engine.slots, 4)
         while len(self._running) < room and self._stop is None:
             job = self._again.popleft() if self._again else None if self._refused else next(jobs, None)

@@ -57,7 +57,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     request: int
     message: int  # number of the request's message in the trace
     model: str
-    # in the format of chat completions; the field `by` says who wrote it: `host`, `model`, `tool`, or `grue`
+    # as in chat completions; the field `by` says who wrote the message: `host`, `model`, `tool`, or `grue`
     messages: list[m.JsonObject]
     tools: list[m.JsonObject]
     reply: m.JsonObject
@@ -93,7 +93,7 @@ class Samples:
                 yield sample
 
     def _see(self, envelope: EpisodeEnvelope, talks: TalkReader) -> Sample | None:
-        """Read the next message. If it is a reply that makes a sample with its request, return the sample."""
+        """Read the next message. If it is a reply and completes a sample, return the sample."""
         body = envelope.body
         # Remove a request only when its reply arrives: a `CompletionRetried`, which comes before
         # the reply, has the request as its cause, too.
@@ -108,7 +108,7 @@ class Samples:
             case m.RequestCompletion():
                 self._asked[envelope.seq] = self._request(envelope, body, talks.talks.get(body.conversation))
             case m.DropCompletion():
-                # The agent has given up waiting for the reply to a request, which therefore gives no sample.
+                # The agent no longer waits for this reply, so the request gives no sample.
                 self._asked = {
                     seq: each
                     for seq, each in self._asked.items()
@@ -507,7 +507,7 @@ class _Tables(contextlib.ExitStack):
 
     def run(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
         # In the main thread, a Ctrl-C would be a `RuntimeError` of DuckDB, or would not end the statement.
-        # Deferred, it cannot come in the middle of `submit`, so that nobody would interrupt the statement.
+        # Ctrl-C is deferred, because in the middle of `submit` it would leave the statement running.
         with defer_interrupts(), ThreadPoolExecutor(1) as thread:
             answer = thread.submit(self._fetch, sql)
             try:

@@ -61,8 +61,8 @@ class FleetOptions(Struct, frozen=True, kw_only=True):
         batching: Send requests through the providers' batch APIs, which are cheaper but may take a day;
             `None`: send each request by itself. The fleet's folder holds the requests, not `Batching.folder`.
         ray: For the engine `ray`: the cluster's address, or `auto` for the cluster that `RAY_ADDRESS` names
-            or that runs on this machine. `None`: like `auto`, but if there is no cluster, start one here. Not
-            used if the program has called `ray.init`.
+            or that runs on this machine. `None`: like `auto`, but if there is no cluster, start one on this
+            machine. Not used if the program has called `ray.init`.
 
     Raises:
         MCPConfigError: A value has a wrong type, or the time limit is not above 0.

@@ -288,7 +288,7 @@ class FleetFolder:
             return None
 
     def require_commits(self) -> None:
-        """Check that an episode can be committed here, and only once. Raises `FleetError` if not."""
+        """Check that an episode can be committed in this folder, and only once; raises `FleetError`."""
         with _writing(self.path):
             place = Path(tempfile.mkdtemp(prefix=".trial-", dir=self.path))
             try:

@@ -263,7 +263,7 @@ def _with_end(turn: TurnToFork, end: m.TurnEnd) -> TurnToFork:
 
 
 def forks_of(turns: Iterable[TurnToFork], change: Mapping[str, Any], repetitions: int) -> Sweep:
-    """Return a sweep with two cases for each turn: a fork without a change, and one with `change`."""
+    """Return a sweep with two cases for each turn: the turn as recorded, and the turn with `change`."""
     cases = ({"trace": turn.trace, "turn": turn.turn, "at": turn.at} for turn in turns)
     return Sweep(
         work=name_of(fork_again),

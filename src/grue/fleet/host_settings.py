@@ -84,7 +84,7 @@ def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def require_usable(base_url: str | None) -> None:
-    """Raise `MCPConfigError` for an unusable URL, such as one with a password, before it gets on disk."""
+    """Raise `MCPConfigError` for an unusable URL, such as one with a password, which must not get on disk."""
     if base_url:
         LlmEndpoint(LlmSettings(base_url=base_url, model=MODEL))
 
@@ -100,7 +100,7 @@ def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -
 
 
 def continue_interrupted(episode: Episode) -> bool:
-    """Copy the files of the attempt that is resumed into the new one; `False`: there is none to resume."""
+    """Copy the interrupted attempt's files into the new attempt; `False`: no attempt was interrupted."""
     if episode.interrupted is None:
         return False
     ignored = shutil.ignore_patterns(*LEFT_OUT)
@@ -148,8 +148,8 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def not_of_the_workspace(folder: str, names: Sequence[str]) -> set[str]:
-    """Return what does not belong to a workspace: runs, fleets, special files."""
-    # Runs must not change an episode's identity, and a copy into a fleet in the workspace would never end.
+    """Return those `names` in `folder` that do not belong to a workspace: runs, fleets, special files."""
+    # Runs must not change an episode's identity. And a fleet in the workspace would be copied into itself.
     return {name for name in names if _is_left_out(Path(folder, name))}
 
 

@@ -109,7 +109,7 @@ class FileDigests:
         self._known: dict[Path, str] = {}
 
     def of(self, case: Case, names: tuple[str, ...]) -> dict[str, str]:
-        """Return a SHA-256 for each setting in `names` that names an existing file, or a list with one."""
+        """Return a SHA-256 for each setting in `names` that is a file's path, or a list with such a path."""
         found: dict[str, str] = {}
         for name in names:
             value = case.settings.get(name)

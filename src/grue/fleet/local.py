@@ -73,7 +73,7 @@ class LocalEngine:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(_preloaded(limits))
         # Start the resource tracker before the fork server: signals are blocked while the server starts, and
-        # the start of the tracker would unblock them.
+        # the start of the tracker may unblock them.
         multiprocessing.resource_tracker.ensure_running()
         self._stack.callback(guard.release, place_sockets())
         with born_without_interrupts():
@@ -320,7 +320,7 @@ def _preloaded(limits: Limits) -> list[str]:
             names.append(name)
     if limits.servers.at_once is not None:
         with contextlib.suppress(MissingDependencyError):
-            require_mcp()  # looks whether `mcp` is installed, but does not import it
+            require_mcp()  # checks that `mcp` is installed, but does not import it
             names += _PRELOADED_FOR_SERVERS
     return names
 

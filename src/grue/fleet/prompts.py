@@ -28,7 +28,7 @@ class PromptAnswer(Struct, frozen=True, kw_only=True):
     answer: Any  # `None`: the turn failed
     score: float  # 0 if the turn failed
     error: str  # name of the error's class; empty if the turn did not fail
-    turn: int  # its number in the runner's trace
+    turn: int  # number of the turn in the runner's trace
 
 
 class PromptCase(Struct, frozen=True, kw_only=True):

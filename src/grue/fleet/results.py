@@ -65,7 +65,7 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def played(self) -> bool:
-        """Whether the episode has a result."""
+        """`True` if the episode has a result."""
         return self.outcome in ("scored", "failed")
 
     @property
@@ -127,8 +127,8 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` in the latest sweep (if none, all), and how many others were left out.
 
-    After `Fleet.map`, which has no sweep, the episodes with that call's version of the work, or with an
-    unknown one, count; of episodes that differ only in the content of the case's files, that played last.
+    After `Fleet.map`, there is no sweep: then leave out episodes of other versions of the work. If episodes
+    differ only in the content of the case's files, take the one that is last in `named.txt`.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
@@ -154,7 +154,7 @@ def _latest_of(fleet: Path, found: list[Result]) -> list[Result]:
     found = [each for each in found if each.version in ("", version)]
     newest: dict[bytes, Result] = {}
     for each in found:
-        case = [each.settings, each.repetition] if each.work else each.id  # else no readable `case.json`
+        case = [each.settings, each.repetition] if each.work else each.id  # `case.json` is unreadable
         key = msgspec.json.encode(case, order="deterministic")
         before = newest.setdefault(key, each)
         if before is not each and named.get(each.id, -1) > named.get(before.id, -1):
@@ -174,7 +174,7 @@ def require_settings(found: Iterable[Result], names: Iterable[str], whose: str =
 
 
 def require_score(found: Iterable[Result], score: str) -> str:
-    """Return "" if an episode has this score, or none has scores; else a warning, or raise `FleetError`."""
+    """Return "" if an episode has `score`, or none has scores. Else return a warning, or raise an error."""
     # Warn only if `score` is the default, which the user may not have chosen.
     known = {name: None for each in found for name in each.scores}
     if not known or score in known:
@@ -220,7 +220,7 @@ def _read_result(episode: EpisodeFolder) -> Result:
         end = episode.end_of(path)
         if end is None:
             return replace(result, attempt=number)
-        # The last attempt may even have a result, if the damaged commit of another one was set aside.
+        # `end` may even be a result: another attempt was committed first, and that commit was set aside.
         missing: ResultOutcome = "unpaid" if end.outcome == "unpaid" else "infrastructure"
         return replace(result, attempt=number, outcome=missing, end=end)
     marks = tuple(mark for mark in read_marks(episode.path) if mark.attempt in (0, commit.attempt))
@@ -296,7 +296,7 @@ class Passing(Struct, frozen=True):
 
     @classmethod
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
-        """Without `worst`, only the best score passes if all are from 0 to 1: 1, or 0 if lower is better."""
+        """Without `worst`, if all `scores` are from 0 to 1, only 1 (or 0 if lower is better) passes."""
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):
             worst = 0.0 if lower_is_better else 1.0

@@ -1,6 +1,6 @@
 """Play an episode with the skill agent: run a task of an `agent.yaml` in a copy of the agent's workspace."""
-# The scores: `score` (1: the model says that the task is done, and `expected`, a text or a number, if given,
-# is in the answer, a response or a written file), `turns`, `steps` and `requests`.
+# The scores: `turns`, `steps`, `requests` and `score`. `score` is 1 if the model says that the task is done
+# and, if `expected` (a text or a number) is given, the answer, a response or a written file contains it.
 
 import shutil
 from collections.abc import Collection, Iterator

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from grue.errors import MissingDependencyError
 
-# With fewer cases (or groups of them), the interval would contain the true mean in less than 95 %.
+# With fewer cases (or groups of cases), the interval would contain the true mean less often than `LEVEL`.
 LEAST_CASES = 15
 LEVEL = 0.95
 # The significance level: a difference counts as more than chance if its p-value is below this level.
@@ -33,7 +33,7 @@ _NONE_OF = 3.0
 _RESAMPLES = 2000
 _SEED = 20_260_101
 _DRAWN_AT_ONCE = 250_000
-# With at most so many groups, the samples' draws are kept for the next interval. They take up to 4 MB.
+# With up to this many groups, the samples' draws are kept for the next interval. They take up to 4 MB.
 _MOST_KEPT = 250
 _TINY = 1e-12
 _LARGE = 1e90  # larger values are divided before they are squared or cubed, which would overflow
@@ -192,10 +192,10 @@ def times_more(interval: Interval, difference: float) -> float:
 
 
 def pass_at(passed: int, played: int, tries: int) -> float:
-    """Return pass@k: the share of ways to draw `tries` episodes in which at least one has passed."""
+    """Return pass@k: of the ways to draw `tries` of `played` episodes, the share in which any has passed."""
     return 1.0 - math.comb(played - passed, tries) / math.comb(played, tries)
 
 
 def pass_all(passed: int, played: int, tries: int) -> float:
-    """Return pass^k: the share of ways to draw `tries` episodes in which all have passed."""
+    """Return pass^k: of the ways to draw `tries` of `played` episodes, the share in which all have passed."""
     return math.comb(passed, tries) / math.comb(played, tries)

@@ -1,7 +1,7 @@
 """The work of a fleet: a function that plays one episode and returns its score, or scores by name.
 
-The function must be importable, because other processes call it. If it raises, the episode has failed, unless
-the machine, the network, a server or the budget is the reason: then it can be played again.
+The function must be importable, because other processes call it. If the function raises, the episode fails.
+But if the machine, the network, a server or the budget is the cause, the episode can be played again.
 """
 
 import ast
@@ -40,9 +40,9 @@ class Episode(Struct, frozen=True, kw_only=True):
         id: The episode's id; the same in each run of the sweep, and on machines with the same paths.
         folder: The folder of this attempt, for the work's files. The fleet's `keep` decides if they stay.
         repetition: Number of the episode among those with equal settings, from 0.
-        interrupted: The folder of the last attempt that was interrupted and has a trace. The work may read it
-            to resume that attempt, but must not change it. `None`: there is no such attempt, or requests go
-            through batches: then the episode is played again from its beginning, with the replies so far.
+        interrupted: The folder of the last attempt that was interrupted and has a trace. The work may read
+            the folder to resume that attempt, but must not change the folder. `None`: there is no such
+            attempt, or requests go through batches (then each attempt begins at the episode's beginning).
     """
 
     id: str
@@ -93,7 +93,7 @@ class KnownWork(Struct, frozen=True, kw_only=True):
     def identified(
         self, planned: Case, version: str, digests: FileDigests
     ) -> tuple[Case, dict[str, str], str]:
-        """Return a case as `completed` returns it, with the digests of its files and the episode's id."""
+        """Return the completed case, the digests of its files, and the id of its episode."""
         case = self.completed(planned)
         files = digests.of(case, self.files)
         return case, files, episode_id(self.name, version, case, files)
@@ -125,7 +125,7 @@ def _listed(value: object, kind: object) -> Any:
 
 
 def wrong_setting(declared: type[Struct], settings: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the first setting of an unknown name or wrong type, and what is wrong; `None`: all are right."""
+    """Return the name of the first setting that is unknown or of a wrong type, and its fault, or `None`."""
     kinds = _kinds(declared)
     for name, value in settings.items():
         if name not in kinds:
@@ -156,8 +156,8 @@ def work(
         scores: The names of the scores that the work returns. If it returns other names, or not all of them,
             the episode fails. Empty: any names.
         settings: A msgspec `Struct` with the settings that the work takes, to find a wrong one early.
-        complete: Returns a case's settings together with those that the work would read from elsewhere, such
-            as the model in a configuration file. They belong to the episode's identity.
+        complete: Gets a case's settings, and returns them together with those that the work would otherwise
+            read elsewhere, such as the model in a configuration file. All belong to the episode's identity.
     """
 
     def declare(function: W) -> W:
@@ -290,7 +290,7 @@ _TELLING_APART = frozenset(
 
 
 def refuse_to_start_again(*, imports_main: bool) -> None:
-    """Raise `FleetError` if the program would start its fleet again when workers or the driver import it."""
+    """Raise `FleetError` if importing the program starts its fleet. `imports_main`: workers import it."""
     main: Any = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     # Workers do not import a package's `__main__.py`.
@@ -318,7 +318,7 @@ def _running_modules(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _is_guarded(path: Path, line: int) -> bool:
-    """Return whether an `if` on a name in `_TELLING_APART` may guard `line`, or `path` cannot be read."""
+    """Return `True` if an `if` on a name in `_TELLING_APART` may guard `line`, or `path` is unreadable."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):

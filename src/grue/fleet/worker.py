@@ -1,6 +1,6 @@
 """A worker process of the local engine: does one task after another, on its main thread."""
-# The work may leave its process in any state. If it has changed a part that the next episode would notice, or
-# has closed a descriptor that was open, the worker reports that it is not fit for another episode.
+# The work may leave its process in any state. If what `_marks` returns has changed (except for new open
+# descriptors), the worker reports that it is not fit for another episode.
 
 import contextlib
 import itertools
@@ -70,7 +70,7 @@ def work(channel: multiprocessing.connection.Connection, place: Place) -> None:
             return
         said = msgspec.json.encode(_made(job, last=made >= EPISODES_A_WORKER)) + b"\n"
         if not os.path.samestat(os.fstat(descriptor), ours):
-            # The work has closed the channel, and its descriptor belongs to another file now: do not write.
+            # The work has closed the channel, and `descriptor` belongs to another file now: do not write.
             os._exit(1)
         _say(descriptor, said)
 
@@ -121,7 +121,7 @@ def _marks() -> tuple[list[object], set[tuple[int, int, int]]]:
 
 
 def _begin(place: Place) -> None:
-    """Take over the driver's environment and folder, and connect to the broker: its loss ends the process."""
+    """Take over the driver's environment and folder; connect to the broker, whose loss ends the process."""
     from grue.fleet.broker_server import BrokerLink
     from grue.runtime.processes.server_gate import set_server_gate
     from grue.transports.llm.exchange import set_request_gate

@@ -42,7 +42,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
     complete=completed,
 )
 def play(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Play an episode of the case's game, and return the scores; raises an `MCPError` if that fails."""
+    """Play an episode of the case's game; return the scores. Raises an `MCPError` if the episode fails."""
     with host_settings.usable_case("played"):
         settings = msgspec.convert(case, PlayCase)
     result = _played(settings, episode)
