@@ -1,4 +1,4 @@
-"""Host programs that drive an agent, each in a package of its own; `servers` has MCP servers instead.
+"""Each package is a host program that drives an agent, except `servers`, which has MCP servers.
 
 To add a host, see the row "a bundled host" in the table "If you want to change" of docs/architecture.md.
 """
@@ -9,10 +9,10 @@ from msgspec import Struct
 
 
 class BundledHost(Struct, frozen=True, kw_only=True):
-    """A host's module of facts (its messages in a trace), and its work in a fleet as `module:name`."""
+    """Where the code of a bundled host for traces and fleets is."""
 
-    facts: str = ""  # empty: the host has no facts of its own
-    work: str = ""
+    facts: str = ""  # the module of the host's facts (its messages in a trace); empty: it has none
+    work: str = ""  # the function that plays an episode in a fleet, as `module:name`
 
 
 BUNDLED: Mapping[str, BundledHost] = {

@@ -16,8 +16,8 @@ class Words(Struct, frozen=True, kw_only=True):
 
     Attributes:
         reasoning: Whether the piece belongs to the model's reasoning and not to its answer.
-        restart: The request is sent again, and its reply begins anew. Discard the pieces since the last tool
-            call, or all pieces of this input if there was no call. `text` is empty then.
+        restart: `True`: the model is asked again, and its reply begins anew. Discard the pieces since the
+            last tool call, or all pieces of this input if there was no call. `text` is empty.
     """
 
     text: str
@@ -40,7 +40,7 @@ class ToolStarted(Struct, frozen=True, kw_only=True):
 
 
 class ToolEnded(Struct, frozen=True, kw_only=True):
-    """A tool call was answered. A call that was not made, such as a denied one, had no `ToolStarted`.
+    """A tool call was answered. A call that was not made, such as a denied one, has no `ToolStarted`.
 
     Attributes:
         call_id: Unique within one input; the same as in the call's `ToolStarted`, if the call was made.
@@ -80,7 +80,7 @@ class EventFeed:
             return
         match envelope.body:
             case m.CompletionReceived(tool_calls=calls) if envelope.receiver == "agent":
-                # Other receivers are servers, which may ask the model during their calls (sampling).
+                # Other receivers are servers: a server may ask the model during a tool call (sampling).
                 self._names = {call.call_id: call.name for call in calls}
             case m.ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):
                 name = self._names[call_id] = f"{server}.{tool}"

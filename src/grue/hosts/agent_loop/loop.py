@@ -123,7 +123,7 @@ Server: TypeAlias = ToolServer | str | Sequence[str]
 
 
 class _SharedClient:
-    """The `ToolClient` that this module's functions share. The first `get` creates it."""
+    """The `ToolClient` that this module's functions share. `get` creates it if there is none."""
 
     def __init__(self) -> None:
         # Reentrant: a signal handler may call a tool in the thread that holds the lock.
@@ -310,7 +310,7 @@ class AgentLoop:
             `servers` serve the MCP tools.
         mcp_tools: With `invoke_mcp_tool`: the MCP tools that the model is offered. If there are none, the
             model can know of MCP tools only from texts such as `system`.
-        servers: MCP servers by name, without the prefix.
+        servers: MCP servers by name, without the prefix `mcp.`.
         tools: Functions (`tools.NAME`) and at most one `ShellTool` (`shell.run`), or tool servers by name.
         on_event: Called with each event of an input (a `LoopEvent`, or an object passed to `report`), in the
             thread that called `run`. If it raises, the input is cancelled and `run` raises the exception.

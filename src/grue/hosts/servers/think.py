@@ -110,7 +110,7 @@ class Session:
 
 
 class ProtocolError(Exception):
-    """A request is answered with a JSON-RPC error that has this `code` and `message`."""
+    """Raised to answer a request with a JSON-RPC error that has this `code` and `message`."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)

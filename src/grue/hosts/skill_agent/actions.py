@@ -1,6 +1,6 @@
 """The actions of the skill agent: their parameters, and the functions that carry them out.
 
-To add an action, add a row to `_BUILT_IN`. `mcp_call` has no function: `decision_loop.StepRunner` does it.
+To add an action, add a row to `_BUILT_IN`. `mcp_call` has no function: `StepRunner` carries it out.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ OTHER_AGENTS = {
     "Skill": "agent.use_skill",
     "Write": "agent.write_file",
 }
-"""Names of other agents' tools in a skill's `allowed-tools`, each with the action that it allows here."""
+"""Names in `allowed-tools` that stand for other agents' tools, each with the action that it allows."""
 
 
 class ActionContext(Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class ActionContext(Struct, frozen=True, kw_only=True):
 class McpCall(Struct, forbid_unknown_fields=True):  # noqa: D101
     # Unknown fields are forbidden, because a model may write an argument of the tool beside `arguments`. The
     # tool would then run without this argument.
-    # A missing `tool_name` is accepted here: then the call's step fails, and not the whole reply.
+    # A missing `tool_name` is accepted, so that only this step fails, and not the whole reply.
     tool_name: str = ""
     arguments: dict[str, Any] = field(default_factory=dict)
 

@@ -27,7 +27,7 @@ AskPerson: TypeAlias = Callable[[tuple[ApprovalQuestion, ...]], bool | Iterable[
 
 
 class JudgedAction(Struct, frozen=True):
-    """A judged action. `denied`: the reason; empty: allowed. `tool`: `None` if there is no such tool."""
+    """A judged action. `denied`: the reason; empty: allowed. `tool`: `None` if the tool is unknown."""
 
     action: PlannedAction
     tool: m.ToolDefinition | None
@@ -41,7 +41,7 @@ class Judge(Struct, kw_only=True):
     approve: AskPerson | None
     decisions: tuple[ApprovalDecision, ...] = ()  # passed to `resume`, for the questions of the parked run
     earlier: tuple[ApprovalDecision, ...] = ()  # recorded when the run was parked, with other questions open
-    expires_at: float | None = None  # Unix time after which `decisions` come too late: the actions are denied
+    expires_at: float | None = None  # Unix time after which `decisions` are ignored: they came too late
     warned: set[str] = field(default_factory=set)  # skills whose unknown tools are recorded
 
     def definitions(self, actions: Iterable[PlannedAction]) -> dict[str, str]:

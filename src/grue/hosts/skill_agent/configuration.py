@@ -34,7 +34,7 @@ class RunLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The limits of a run. `None`: no limit.
 
     Attributes:
-        max_turns: How many turns the run may have. Each has a reply, and a second one if that was unusable.
+        max_turns: How many turns the run may have. If a reply is unusable, the same turn asks once more.
         max_steps: After how many steps the run ends. Denied actions and unusable replies count.
         time_limit_seconds: Time limit of the run, not including the time for closing the servers.
         requests: How many completions may be requested from the model. Retries are not counted.
@@ -70,8 +70,8 @@ class AgentConfig(Struct, kw_only=True):
             idempotent step is tried again up to `retries` times before the model reads the error.
         policy: Its patterns match actions of the agent (`agent.write_file`) and MCP tools (`files.read`).
         skill_servers: Servers whose skills are used, if a person has approved them in `mcp_skills.lock`.
-        restrict_tools: Whether to deny every tool that the `allowed-tools` of the skill read last do not
-            name, except `finish`, `note`, `respond` and `use_skill`. Without `allowed-tools`, deny nothing.
+        restrict_tools: Whether the `allowed-tools` of the skill read last, if it has them, deny every tool
+            that they do not name, except `finish`, `note`, `respond` and `use_skill`.
     """
 
     llm: LlmSettings | LlmEndpoint

@@ -111,7 +111,7 @@ class StepEnded(_TurnFact, frozen=True, kw_only=True, tag="skillagent.StepEnded"
 
 
 class ApprovalsAsked(_TurnFact, frozen=True, kw_only=True, tag="skillagent.ApprovalsAsked"):
-    """Actions needed approval. If `parked`, the run ended with the `questions` unanswered."""
+    """Actions needed approval. If `parked`, the run ended before all `questions` were answered."""
 
     questions: tuple[ApprovalQuestion, ...]
     decisions: tuple[ApprovalDecision, ...] = ()

@@ -39,7 +39,7 @@ class McpCallResult(Struct, frozen=True):
         tool_name: The tool's bare name at that server; if no server has such a tool, the name as called.
         content: The server's content blocks; if there are none, one text block with `raw_text`.
         is_error: Whether the tool reported an error, or was not called, for example because it has changed.
-        raw_text: The text of the content blocks. Without text: the error, or else the result as text or JSON.
+        raw_text: The text of the content blocks. If they have none: the error, or the result as text or JSON.
     """
 
     server_name: str
@@ -119,7 +119,7 @@ class McpManager:
 
     @property
     def routes(self) -> ToolRoutes:
-        """The tools by name: `listed` has the names in `tools`, `called` all that `call_tool` accepts."""
+        """The tools by name: `listed` has the names in `tools`, `called` all names that `call_tool` takes."""
         return tool_routes(()) if self._connected is None else self._connected.routes
 
     def connect_all(self, servers: Mapping[str, ToolServer | Mapping[str, object]]) -> list[McpToolInfo]:
@@ -212,7 +212,7 @@ class McpManager:
         return self._opened().client.request(server, method, params)
 
     def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
-        """Return the items of a list, such as `skills/list`. Raises as `ToolClient.request_all`."""
+        """Request a list, such as `skills/list`, and return its items. Raises what a `ToolClient` raises."""
         return self._opened().client.request_all(server, method)
 
     def _opened(self) -> _Connected:

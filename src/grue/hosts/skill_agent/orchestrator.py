@@ -37,8 +37,8 @@ class RunResult(Struct, frozen=True, kw_only=True):
     Attributes:
         reason: Why the run ended; `detail` says it in words for people.
         answer: The answer of the model's `finish` action; empty if there was none.
-        responses: The texts of the model's `respond` actions, without those that were not carried out.
-        notes: The same for the model's `note` actions.
+        responses: The texts of the model's `respond` actions that were carried out.
+        notes: The texts of the model's `note` actions that were carried out.
         questions: If the run is parked: the questions that a person has to answer.
     """
 

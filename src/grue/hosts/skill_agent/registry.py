@@ -44,7 +44,7 @@ class Action(Struct, frozen=True):
 
 
 class ActionReply(Struct, frozen=True):
-    """The model's reply as actions; none if the reply was unusable."""
+    """The model's reply as actions; `actions` is empty if the reply was unusable."""
 
     actions: list[Action]
     thought: str = ""
@@ -169,7 +169,7 @@ class ActionTypes:
         self.types[name] = kind
 
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
-        """Return the schema of a reply with the types in `offered`, and a parser that accepts all types."""
+        """Return the spec of an answer: the schema has the types in `offered`, the parser accepts all."""
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 
     def schema(self, offered: Iterable[ActionType] | None = None) -> m.JsonObject:

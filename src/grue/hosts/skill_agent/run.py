@@ -50,7 +50,7 @@ class Run(Struct, kw_only=True):
 
     @property
     def offered(self) -> list[ActionType]:
-        """The actions that the model is offered; `mcp_call` only with tools, `use_skill` with skills."""
+        """The actions to offer: `mcp_call` only if there are tools, `use_skill` only if there are skills."""
         empty = {
             name for name, some in ((MCP_CALL, self.tools), (USE_SKILL.name, self.skills.by_name)) if not some
         }

@@ -1,7 +1,7 @@
 """The synchronous agent that a host uses: one blocking call for each turn, which returns a dict.
 
-Of grue's own `LLMClient` and `MCPManager`, a turn uses only the settings, unless a program has overridden
-their methods. A turn calls the methods of other clients and managers.
+A turn does not call the methods of grue's own `LLMClient` and `MCPManager`, unless a program has overridden
+them: it takes only their settings. It calls the methods of any other client or manager.
 """
 
 import functools
@@ -148,7 +148,7 @@ def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"
 _TOLD_S = 2.0
-"""How long the end of a turn may wait for the Langfuse client, which the first turn may have to import."""
+"""How many seconds a turn's end may wait for the Langfuse client. The first turn may import Langfuse."""
 
 
 class ZorkAgent:
@@ -162,8 +162,8 @@ class ZorkAgent:
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the coroutines
             `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`; `None` for no tools.
             The logger and the Langfuse client of an `MCPManager` get the events of the turns too.
-        policy: What happens after a failure. The configuration's `on_tool_drift` replaces that of the policy.
-            `retry_disabled_s` is ignored: a disabled server stays disabled until the episode ends.
+        policy: What happens after a failure. Its `on_tool_drift` and `retry_disabled_s` are ignored:
+            `config.mcp_tool_lock` decides, and a disabled server stays disabled until the episode ends.
         start: When each turn's server starts; `None`: as the configuration says. With `after_turn` and
             `beside_turn`, one event loop runs for the whole episode, until `close`.
         approve: Called with the tool calls that need approval, as by a `Runner`; `None`: nobody is asked.
@@ -256,8 +256,8 @@ class ZorkAgent:
         finally:
             self._after_turn()
             if self._route.manager_called and self._keep == "nothing":
-                # Kill the processes of sessions that were not closed. Their event loop has ended, so they
-                # could run on until the next session.
+                # Kill the servers of sessions that were not closed. The turn's event loop has ended, so
+                # nothing else would kill them before the next session.
                 self.mcp_manager.kill_leftovers()
             self._wait_for_langfuse()
         return self._result(outcome)

@@ -89,7 +89,7 @@ class LLMClient:
             self._transport.close()
 
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
-        """Return the configured settings with another `model`, if given, and no sampling but `sampling`."""
+        """Return the configured settings with `model`, if given, and `sampling`; keys it lacks are unset."""
         settings = model_settings(model or self.config.agent_model, sampling)
         # The fallback models belong to the configured model, so another model gets none.
         then = self._settings.then if settings.model == self._settings.model else ()
@@ -256,7 +256,7 @@ def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
 
 
 class _InThreads(httpx.AsyncBaseTransport):
-    """Calls a blocking transport in threads. Endpoints share it, so `aclose` is left as it is: a no-op."""
+    """Calls a blocking transport in threads. `aclose` does nothing, because endpoints share this object."""
 
     def __init__(self, transport: httpx.BaseTransport) -> None:
         self._transport = transport

@@ -63,7 +63,7 @@ class ClientActor(Actor[m.LlmCommand]):
         self._call_ids: set[str] = set() if lent is None else {*lent.encoded.history.call_ids}
 
     async def receive(self, envelope: Envelope[m.LlmCommand]) -> None:
-        """Ask the client, and answer the asking actor; `RewriteHistory` only changes a conversation."""
+        """Carry out a command, and send its outcome to the actor that asked; `RewriteHistory` has none."""
         outcome: m.ToolSupportChecked | m.CompletionReceived | m.CompletionFailed
         match envelope.body:
             case m.CheckToolSupport():
@@ -101,7 +101,7 @@ class ClientActor(Actor[m.LlmCommand]):
         return await lent.answered(command, conversation, counted, time.monotonic() - begun)
 
     async def _asked(self, conversation: EncodedConversation, request: int) -> Reply | m.LlmFailure:
-        """Ask the client. If it is no `LLMClient`, first wait for the request gate (a fleet's rate limit)."""
+        """Ask the client, after a wait at the request gate (a fleet's rate limit)."""
         body, settings = conversation.body(self._settings), self._settings
         permit: exchange.Permit | str | None = None
         if not isinstance(self._client, LLMClient):  # an `LLMClient` waits at the gate itself

@@ -176,7 +176,7 @@ class Decided(_TurnFact, frozen=True, kw_only=True):
 
 
 class Remembered(_TurnFact, frozen=True, kw_only=True):
-    """What the agent remembers of a move at `location`. There, the prompt has the newest of these texts."""
+    """A note about a move at `location`. When the player is there, the prompt has the newest such notes."""
 
     location: str
     text: str

@@ -33,9 +33,9 @@ class TurnUse(Struct, frozen=True):
 
 
 class _SessionNews:
-    """Passes the messages of a manager's sessions to its observers; during a turn, only notices to the turn.
+    """Passes the messages of a manager's sessions to `observers`; during a turn, only notices, to the turn.
 
-    An open session refers to this object, so a reference to the manager here would keep the manager alive.
+    An open session refers to this object, so a reference from it to the manager would keep the manager alive.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class MCPManager:
     async def connect_session(self) -> None:
         """Start or reach the server, initialize the session and list the tools.
 
-        Each call makes one attempt during a turn, and as long as no connect of the episode has succeeded.
+        During a turn, and until a connect of the episode has succeeded, each call makes only one attempt.
         Otherwise a failed connect is retried once, and if the retry fails too, the server is disabled: later
         calls fail at once. If this coroutine is cancelled, no process is left. Raises
         `MCPServerStartupError`, or another `MCPError`, for example if a session is open already.

@@ -48,7 +48,7 @@ class ManagerConnection:
     an error if a task group is left in another task, or in other cancel scopes.
 
     `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not if
-    `connect_session` raised. A cancelled turn does not cancel it, but `DISCONNECT_TIMEOUT_S` does.
+    `connect_session` raised. It is cancelled after `DISCONNECT_TIMEOUT_S`, but not when the turn is.
     """
 
     report_s = 0.0
@@ -212,7 +212,7 @@ def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
 
 
 _REPORT_S = 0.45
-"""Seconds for `connect_session`, which applies the start-up limit too, to report that it was missed."""
+"""Extra seconds for `connect_session`, which has the same time limit, to report that it was exceeded."""
 
 
 class OverriddenManagerConnection(ManagerConnection):

@@ -152,7 +152,7 @@ def conditions_of(agent: ZorkAgent) -> dict[str, str]:
 
 
 def require_same_tools(started: facts.EpisodeStarted, server: str | None) -> None:
-    """Raise `MCPConfigError` unless the episode was begun with the server of this name; `None`: no server."""
+    """Raise `MCPConfigError` unless the episode was begun with the MCP server `server`; `None`: with none."""
     now = (server,) if server else ()
     if now != started.servers:
         raise MCPConfigError(

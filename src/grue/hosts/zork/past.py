@@ -1,4 +1,4 @@
-"""Read from a trace how far an episode got, with the seed and commands from which to replay its game."""
+"""Read from a trace how far an episode got, and with which seed and commands its game can be replayed."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
     decided: list[Decided] = field(default_factory=list)
     shown: dict[int, Observed] = field(default_factory=dict)  # by turn, without those with a redacted secret
     remembered: set[int] = field(default_factory=set)  # turns with a note on a place
-    # The turn at which too many fallbacks in a row ended the episode: they are counted anew after this turn.
+    # Too many fallbacks in a row ended the episode after this turn. A resumed episode counts only later ones.
     forgiven: int = 0
 
     @property

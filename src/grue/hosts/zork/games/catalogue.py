@@ -13,7 +13,7 @@ _STORY: Final = re.compile(r"\.(?:z[1-8]|dat)", re.IGNORECASE)
 
 
 def open_game(name: str, *, interpreter: str | None = None) -> Game:
-    """Open "house" or a Z-machine story file. `interpreter`: its name; `None`: one that is installed."""
+    """Open "house" or a Z-machine story file. `interpreter`: a name; `None`: an installed one."""
     if name == "house":
         return HouseGame()
     path = Path(name)

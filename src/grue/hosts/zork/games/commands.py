@@ -34,8 +34,8 @@ def sanitise_command(text: str) -> str | None:
     """Return the first command in a model's text; `None`: there is none, or it is not safe to play.
 
     The result is printable ASCII on one line of at most `MAX_LENGTH` characters, and sanitising it again
-    changes nothing. Of several lines or a chain ("n. take lamp", "n then e"), the first command counts. It is
-    not safe if it is for the interpreter (save, restore, restart, quit, script, ...).
+    changes nothing. Of several lines or a chain ("n. take lamp", "n then e"), the first command counts. A
+    command for the interpreter (save, restore, restart, quit, script, ...) is not safe.
 
     Source: P2
     """

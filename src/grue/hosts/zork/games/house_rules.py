@@ -67,7 +67,7 @@ def _within_reach(state: State) -> list[str]:
         return [*carried, *by_feel, *(["grue"] if state.room in HOUSE.scenery["grue"].rooms else [])]
     reach = [name for name, thing in HOUSE.scenery.items() if state.room in thing.rooms]
     reach += carried + _things_at(state, state.room)
-    # The desk comes first in `CONTAINERS`, because the teapot, which is a container too, may be in the desk.
+    # The teapot, which is a container too, may be in the desk: `CONTAINERS` has the desk first.
     for container in CONTAINERS:
         if container in reach and f"{container}_open" in state.flags:
             reach += _things_at(state, container)
@@ -85,7 +85,7 @@ def _upper_first(text: str) -> str:
 
 
 def find(state: State, words: Words, *, asks: str = "") -> str:
-    """Return the thing in reach that a phrase names; raises `RefusalError` unless it is exactly one."""
+    """Return the thing in reach that `words` name; raises `RefusalError` unless it is exactly one."""
     reach = _within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
         if state.it in reach:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class Barrier(Struct, frozen=True, forbid_unknown_fields=True):
-    """Blocks the exit to the room `to` until `flag` is set. Until then the player reads `text` there."""
+    """Blocks the exit to the room `to` until `flag` is set. A player who tries the exit reads `text`."""
 
     to: str
     flag: str
@@ -87,7 +87,7 @@ class Case(Struct, frozen=True):
 
 
 def case_for(seed: int) -> Case:
-    """Return the variation of the house for a seed, by a digest: `random` may differ by Python version."""
+    """Return the variation that a digest of `seed` selects; `random` may differ between Python versions."""
     dice = hashlib.sha256(f"house {seed}".encode()).digest()
     figures = dict(zip(PEOPLE, list(permutations(range(2, 9), 3))[dice[0] % 210], strict=True))
     youngest, middle, eldest = list(permutations(PEOPLE))[dice[1] % 6]

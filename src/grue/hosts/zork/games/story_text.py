@@ -36,7 +36,7 @@ SAYS_DARK: Final = re.compile(r"\bpitch (?:black|dark)\b", re.IGNORECASE)
 
 
 class Told(Struct, frozen=True):
-    """The state of the game, as its texts tell it; `None`: they have not told the value."""
+    """The state of the game, as its texts tell it; `None`: the texts do not tell the value."""
 
     score: int | None = None
     max_score: int | None = None
@@ -49,7 +49,7 @@ class Told(Struct, frozen=True):
 
 
 def tidy(printed: str, *, broken_lines: bool = True) -> str:
-    """Remove the prompt and the blank lines around a text; join lines that the interpreter has broken."""
+    """Remove the prompt and outer blank lines. If `broken_lines`, join lines that the interpreter broke."""
     text, room_left = "", -1
     for line in printed.rstrip().removesuffix(">").split("\n"):
         # The interpreter has broken the previous line only if the first word of this line did not fit there.
@@ -79,7 +79,7 @@ def told_score(text: str) -> Told | None:
 
 
 def heading(text: str, names: frozenset[str]) -> str | None:
-    """Return the name in the last line that is a room's heading: one of `names`, perhaps with an addition."""
+    """Return the room in the last heading: a line that is one of `names`, or goes on after ", " or " ("."""
     for line in reversed(text.split("\n")):
         name = re.split(r", | \(", line, maxsplit=1)[0]
         if name[:1].isupper() and name in names:

@@ -42,7 +42,7 @@ class StoryFile(Struct, frozen=True):
 def open_story(path: Path) -> StoryFile:
     """Read a story file. Raises `GameError` if it is missing, truncated, or not a Z-machine story."""
     try:
-        with path.open("rb") as file:  # read no more than a story can have: the name may be of a disk image
+        with path.open("rb") as file:  # read no more than a story can have: `path` may be a disk image
             story = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise GameError(f"Cannot read the story file {path}: {error.strerror}.") from error
