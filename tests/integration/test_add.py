@@ -405,7 +405,7 @@ def test_a_program_of_ones_own_is_added_by_its_file_and_called_by_example(tmp_pa
     assert entry["args"] == ["${workspaceFolder}/my_mind.py"]
     assert "its tools are called my_mind.TOOL; --name gives it another name" in added.stdout
     assert entry.keys() == {"command", "args"}, "it is the user's own, and needs what the user has"
-    assert "box      none: it is your own program." in added.stdout
+    assert "sandbox  none: it is your own program." in added.stdout
     assert "my_mind.think" in added.stdout
     refused = grue("call", "my_mind.think", cwd=tmp_path)
     assert refused.returncode == 2

@@ -187,11 +187,11 @@ def table(rows: list[dict[str, str]]) -> str:
     """Return the rows as the guide's table."""
     system = f"Linux {platform.release().split('-')[0]}"
     head = (
-        f"`tools/compat/boxes.py` started {len(rows)} servers with npx and uvx on {system}, each in the box"
-        " that `learn` had printed for it. Then it called their tools, and tried 10 thefts of files, keys and"
-        " sockets in each box.\n\n"
-        "| server | package | started by | entries of its learned box | tool calls that work in the box"
-        " | thefts that succeed: in the box, without it |\n"
+        f"`tools/compat/boxes.py` started {len(rows)} servers with npx and uvx on {system}, each in the"
+        " sandbox that `learn` had printed for it. Then it called their tools, and tried 10 thefts of files,"
+        " keys and sockets in each sandbox.\n\n"
+        "| server | package | started by | entries of its learned sandbox | tool calls that work in the"
+        " sandbox | thefts that succeed: in the sandbox, without it |\n"
         "|---|---|---|---|---|---|\n"
     )
     lines = (

@@ -533,7 +533,7 @@ def _show(server: descriptions.Described, entry: dict[str, Any]) -> None:
         say(f"runs     {printable(shlex.join([entry['command'], *entry['args']]))}")
         for key, value in entry.get("env", {}).items():
             say(f"with     {printable(f'{key}={value}')}")
-        say(f"box      {_box_in_words(server, entry)}")
+        say(f"sandbox  {_box_in_words(server, entry)}")
     for line in server.origin:
         say(line)
     for each in server.variables:

@@ -87,10 +87,10 @@ def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
     yield machine(needed=any(server.sandbox for server in started.values()))
     for name, server in started.items():
         if server.sandbox is None:
-            yield Finding("note", f"{name} ({source}): no box: it can reach all that you can")
+            yield Finding("note", f"{name} ({source}): no sandbox: it can reach all that you can")
             continue
         missing = missing_for(server.sandbox)
-        text = f"{name} ({source}), box: {in_words(server.sandbox)}"
+        text = f"{name} ({source}), sandbox: {in_words(server.sandbox)}"
         lines = [text, *(f"Not enforced here: {each}." for each in missing), *_absent(server, server.sandbox)]
         wrong = missing and server.sandbox.required
         yield Finding("WRONG" if wrong else "note" if lines[1:] else "ok", "\n".join(lines))
@@ -110,7 +110,7 @@ def machine(*, needed: bool) -> Finding:
     missing = have.missing(hosts=True)
     about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"
     about += f", hosts by name {'possible' if have.listener else 'not possible'}"
-    text = f"boxes on {have.system}: {about}"
+    text = f"sandboxes on {have.system}: {about}"
     lines = [text, *(f"{each}." for each in (*missing, *have.notes()))]
     return Finding("note" if missing and needed else "ok", "\n".join(lines))
 

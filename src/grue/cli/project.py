@@ -130,7 +130,7 @@ def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callabl
         ]
         if folders := printable(", ".join(watch.left_out())):
             notes.append(
-                f"The server also used {folders}. The box does not allow that, because it would be too wide."
+                f"The server also used {folders}. The sandbox does not allow that: it would be too wide."
             )
         return json.dumps({"sandbox": _box_table(box)}, indent=2, ensure_ascii=True), "\n".join(notes)
 

@@ -46,7 +46,7 @@ def show(name: str | None, mcp_config: Path | None) -> None:
         say(printable(f"grue: {why}"), err=True)
     for each in [named_server(known, name)] if name else only_started(known.servers).values():
         if each.sandbox is None:
-            say(f"{each.name}: no box. It can reach all that you can.")
+            say(f"{each.name}: no sandbox. It can reach all that you can.")
             continue
         _show(each.name, each.sandbox, *_start_of(each))
 
@@ -122,7 +122,7 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
                 raise
             unreadable = error
     alone = "" if count else ", for the server's start alone"
-    say(f"{counted(count, 'call')}, {failed} failed. The box that would have sufficed{alone}:", err=True)
+    say(f"{counted(count, 'call')}, {failed} failed. The sandbox that would have sufficed{alone}:", err=True)
     box, left_out = learned()
     say(box)
     if left_out:
@@ -176,7 +176,7 @@ def _named(name: str, mcp_config: Path | None) -> tuple[Sandbox, str, Start]:
         return Sandbox(preset=name), os.getcwd(), start  # type: ignore[arg-type]  # noqa: PTH109
     server = named_server(_known(mcp_config), name)
     if server.sandbox is None:
-        raise MCPConfigError(f"The server {name!r} has no box.")
+        raise MCPConfigError(f"The server {name!r} has no sandbox.")
     return server.sandbox, *_start_of(server)
 
 

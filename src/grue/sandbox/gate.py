@@ -359,7 +359,7 @@ class Gate:
         if self._record:
             self._see(host, port)
         elif not self._allows(host, port):
-            self._say_refused(client, host, port, "it is not in the box's list of hosts")
+            self._say_refused(client, host, port, "it is not in the sandbox's list of hosts")
             return None
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -393,7 +393,7 @@ class Gate:
         self, client: socket.socket, host: str, port: int, why: str, *, allow: str | None = None
     ) -> None:
         self._refuse(host, port, why, allow=allow)
-        _say(client, 403, f"The box of this program refuses {host}:{port}: {why}.")
+        _say(client, 403, f"The sandbox of this program refuses {host}:{port}: {why}.")
 
     def _refuse(self, host: str, port: int, why: str, *, allow: str | None = None) -> None:
         entry = _entry(allow or host, port)

@@ -60,7 +60,7 @@ class Coverage(Struct, frozen=True, kw_only=True):
     def missing(self, *, hosts: bool) -> tuple[str, ...]:
         """Return a sentence for each thing that this machine lacks. `hosts`: the box has a list of hosts."""
         if not self.supported:
-            return (f"boxes are enforced on Linux with x86-64 or ARM64 only, and this is {self.system}",)
+            return (f"sandboxes are enforced on Linux with x86-64 or ARM64 only, and this is {self.system}",)
         found = []
         if self.landlock == 0:
             found.append("Landlock is not in this kernel, or it is switched off: files cannot be limited")
@@ -248,7 +248,7 @@ def descriptor_of(pidfd: int, number: int) -> int:
 def _must(result: int, what: str) -> int:
     if result < 0:
         said = os.strerror(ctypes.get_errno())
-        raise SandboxError(f"The box could not be made: {what}: {said}.")
+        raise SandboxError(f"The sandbox could not be made: {what}: {said}.")
     return result
 
 

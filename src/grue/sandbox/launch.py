@@ -32,8 +32,8 @@ Started = TypeVar("Started")
 
 _MIB = 1 << 20
 _REMEDY = (
-    'Run the program without a box ("sandbox": "none") or in a container, or let grue enforce what it can'
-    ' ("required": false in the box). `grue doctor` says what this machine can enforce.'
+    'Run the program without a sandbox ("sandbox": "none") or in a container, or let grue enforce what it can'
+    ' ("required": false in the sandbox). `grue doctor` says what this machine can enforce.'
 )
 
 
@@ -234,9 +234,9 @@ def boxed(box: Sandbox, *, cwd: str | None, scratch: str | None = None, **start:
         return box.start(cwd=folder, scratch=scratch, **start)
     missing = missing_for(box)
     if missing and box.required:
-        raise SandboxError(f"The box cannot be enforced: {'; '.join(missing)}.", remedy=_REMEDY)
+        raise SandboxError(f"The sandbox cannot be enforced: {'; '.join(missing)}.", remedy=_REMEDY)
     if missing:
-        said = f"{start['program']} runs in a box that is enforced in part: {'; '.join(missing)}."
+        said = f"{start['program']} runs in a sandbox that is enforced in part: {'; '.join(missing)}."
         warnings.warn(said, SandboxWarning, stacklevel=2)
     return Boxed(box, cwd=folder, scratch=scratch, **start)
 
@@ -248,7 +248,7 @@ def missing_for(box: Sandbox) -> tuple[str, ...]:
         found.append("the kernel does not limit the number of root's processes")
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
-        found.append("threads are gevent's greenlets, and a box is closed around a thread of the system")
+        found.append("threads are gevent's greenlets, and a sandbox is closed around a thread of the system")
     return tuple(found)
 
 
@@ -302,7 +302,7 @@ def _make_ahead(system: tuple[Rule, ...], *, any_network: bool) -> None:
 
 
 def _no_thread(full: RuntimeError) -> SandboxError:
-    return SandboxError(f"A box needs a thread of its own: {full}.")
+    return SandboxError(f"A sandbox needs a thread of its own: {full}.")
 
 
 class ConfinedThread(Generic[Started]):
@@ -373,7 +373,7 @@ class ConfinedThread(Generic[Started]):
         try:
             if _thread_of_the_system() == self._asked_in:
                 # With gevent, this code runs in the caller's thread, which would stay confined.
-                raise SandboxError("Threads are greenlets here, and a box needs a thread of its own.")
+                raise SandboxError("Threads are greenlets here, and a sandbox needs a thread of its own.")
             listener = self._confined()
             self._listener.put(listener)
             refused = None if listener is None else self._served.get()
@@ -395,7 +395,7 @@ def _thread_of_the_system() -> str:
     try:
         return os.readlink("/proc/thread-self")  # noqa: PTH115
     except OSError as error:
-        raise SandboxError("A box needs /proc, which is not mounted here.") from error
+        raise SandboxError("A sandbox needs /proc, which is not mounted here.") from error
 
 
 def _lower(pid: int, which: int, soft: int, hard: int | None = None) -> None:

@@ -80,7 +80,7 @@ def places_of(
         written.insert(0, _workspace(cwd))
     for path in written:
         if not os.path.exists(path):  # noqa: PTH110 - `Path` is slower, and this runs before each start
-            why = f"The box lets the program write {path}, which does not exist."
+            why = f"The sandbox lets the program write {path}, which does not exist."
             raise SandboxError(why, remedy="Create it, or leave it out.")
     # Call `_chain` only once, so that the check and the rules are about the same files.
     chain = tuple(_chain(program))
@@ -336,7 +336,7 @@ def _programs(
     for name in names:
         path = _absolute(name, cwd) if "/" in name else shutil.which(name, path=env.get("PATH", os.defpath))
         if path is None or not os.path.exists(path):  # noqa: PTH110
-            raise SandboxError(f"The box lets the program start {name}, which does not exist.")
+            raise SandboxError(f"The sandbox lets the program start {name}, which does not exist.")
         listed = tuple(_chain(path))
         _refuse_planted(listed, changeable)
         found += listed
@@ -377,7 +377,7 @@ def _without_links(
         if left and path != real and not (but_interpreters and _is_interpreter(real)):
             places = tuple(_places_on(path))
             if any(place != each and within(place, each) for place in places for each in left):
-                why = f"The box opens {path}, which is a link to {real}, and the program may write there."
+                why = f"The sandbox opens {path}, which is a link to {real}, and the program may write there."
                 remedy = "The program may have made it. Remove the link, or name where it leads."
                 raise SandboxError(why, remedy=remedy)
     return found

@@ -96,7 +96,7 @@ def refusals(
         if said is not None:
             found[said] = None
     for each in refused:
-        said = f"Its box refused a connection to {each.where}: {each.why}."
+        said = f"Its sandbox refused a connection to {each.where}: {each.why}."
         found[f'{said} To allow it: "network": ["{each.allow}"]'] = None
     if not found and without:
         found[_no_network(network)] = None
@@ -158,7 +158,8 @@ def _audited(lines: Iterable[str], mark: str) -> list[str]:
 def _about_record(blockers: frozenset[str], rest: str) -> str:
     named = _PATH.search(rest)
     if named is None or not all(each.startswith("fs.") for each in blockers):
-        return f"Its box refused {', '.join(sorted(blockers))}{f' ({rest.strip()})' if rest.strip() else ''}."
+        more = f" ({rest.strip()})" if rest.strip() else ""
+        return f"Its sandbox refused {', '.join(sorted(blockers))}{more}."
     path = named[1] or os.fsdecode(bytes.fromhex(named[2]))
     if blockers == {"fs.execute"}:
         return _said("start", path, "execute")
@@ -167,7 +168,7 @@ def _about_record(blockers: frozenset[str], rest: str) -> str:
 
 
 def _said(verb: str, path: str, key: str, entry: str = "") -> str:
-    return f'Its box does not let it {verb} {path}. To allow it: "{key}": ["{entry or path}"]'
+    return f'Its sandbox does not let it {verb} {path}. To allow it: "{key}": ["{entry or path}"]'
 
 
 def _about_path(
@@ -177,7 +178,7 @@ def _about_path(
     if _is_socket(real) or (word == _CONNECT and _is_absent(real)):
         if unix_sockets:
             return None
-        return f'Its box does not let it use the Unix socket {path}. To allow it: "unix_sockets": true'
+        return f'Its sandbox does not let it use the Unix socket {path}. To allow it: "unix_sockets": true'
     word = "" if word == _CONNECT else word
     folder = real if real in broken else os.path.dirname(real)  # noqa: PTH120
     access = [access for place, access in opened if within(real, place)]
@@ -185,9 +186,9 @@ def _about_path(
         return None  # the box allows writing here, so the refusal came from the file's own permissions
     if folder in broken and not access:
         return (
-            f"Its box does not open {path}: it hides something in {folder}, so it opens only what was there"
-            f" at the start, and nothing can be made there. Move what is hidden out of {folder}, or work in a"
-            " subfolder that holds nothing hidden."
+            f"Its sandbox does not open {path}: it hides something in {folder}, so it opens only what was"
+            f" there at the start, and nothing can be made there. Move what is hidden out of {folder}, or"
+            " work in a subfolder that holds nothing hidden."
         )
     readable = any(each & READ_FILE for each in access)
     if readable and not word and _is_program(real) and not _may_start(real, opened):
@@ -228,8 +229,8 @@ def _is_absent(real: str) -> bool:
 
 def _no_network(network: str) -> str:
     if network == "none":
-        return 'Its box gives it no network. To allow hosts: "network": ["host:443"]'
+        return 'Its sandbox gives it no network. To allow hosts: "network": ["host:443"]'
     return (
-        "It looked up a host itself, which its box refuses: it does not use the proxy of HTTPS_PROXY."
+        "It looked up a host itself, which its sandbox refuses: it does not use the proxy of HTTPS_PROXY."
         ' To allow all of the network: "network": true'
     )

@@ -286,7 +286,7 @@ def _opened(body: m.SessionOpened) -> str:
     names = ", ".join(tool.tool for tool in body.tools)
     again = f", attempt {body.attempt}" if body.attempt > 1 else ""
     listed = f"{counted(len(body.tools), 'tool')} ({names})" if body.tools else "no tools"
-    box = f". Box: {body.box}" if body.box else ""
+    box = f". Sandbox: {body.box}" if body.box else ""
     return f"{body.server}{again}{_process(body.pid)}, {_time(body.elapsed_s)}: {listed}{box}"
 
 

@@ -83,7 +83,7 @@ def test_only_calls_without_a_box_are_asked_about_and_the_trace_says_what_each_c
         "bare": "",
         "mine": "",
     }
-    assert summarize(opened["boxed"]).endswith(f". Box: {reached['boxed']}")
+    assert summarize(opened["boxed"]).endswith(f". Sandbox: {reached['boxed']}")
     assert "Box" not in summarize(opened["open"])
     assert sum(isinstance(body, AskApproval) for body in said) == 1
     assert replay(trace) > 0

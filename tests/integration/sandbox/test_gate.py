@@ -116,7 +116,7 @@ def test_other_hosts_ports_and_private_addresses_are_refused_with_the_reason(
         box = Sandbox(network=(f"api.example:{port}",))
         said = boxes.python(box, FETCH, f"http://other.example:{port}/").stdout
         assert (
-            f"403 The box of this program refuses other.example:{port}: it is not in the box's list of hosts"
+            f"403 The sandbox of this program refuses other.example:{port}: it is not in the sandbox's list of hosts"
             in said
         )
         said = boxes.python(box, FETCH, "http://api.example:1/").stdout

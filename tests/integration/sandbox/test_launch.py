@@ -231,7 +231,7 @@ def test_a_kernel_that_offers_less_is_a_reason_not_to_start(monkeypatch: pytest.
         monkeypatch.setattr(module, "coverage", lambda: OLD)
     with pytest.raises(SpawnError) as refused:
         boxes.run(Sandbox(), "true")
-    assert "The box cannot be enforced: Landlock is not in this kernel" in str(refused.value)
+    assert "The sandbox cannot be enforced: Landlock is not in this kernel" in str(refused.value)
     assert '"required": false' in str(refused.value.remedy)
 
 
@@ -486,7 +486,7 @@ def test_a_home_folder_that_is_a_link_is_opened_as_any_other(
 @boxes.needs_boxes
 def test_greenlets_are_refused_before_the_box_closes_around_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "start_new_thread", lambda run, arguments: run(*arguments))
-    with pytest.raises(SpawnError, match="a box needs a thread of its own"):
+    with pytest.raises(SpawnError, match="a sandbox needs a thread of its own"):
         boxes.run(Sandbox(), "true")
     assert SandboxError("x", remedy="y").remedy == "y"
 
@@ -498,7 +498,10 @@ def test_without_proc_a_box_says_that_it_needs_it(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "readlink", not_mounted)
     monkeypatch.setattr(os.path, "realpath", os.path.abspath)
-    with assert_nothing_left(), pytest.raises(SpawnError, match="A box needs /proc, which is not mounted"):
+    with (
+        assert_nothing_left(),
+        pytest.raises(SpawnError, match="A sandbox needs /proc, which is not mounted"),
+    ):
         boxes.run(Sandbox(), "true")
 
 
@@ -635,7 +638,7 @@ def test_the_doctor_says_what_each_server_can_reach(monkeypatch: pytest.MonkeyPa
     machine, free, boxed = findings(servers, "mcp.json")
     assert machine.verdict == "note"
     assert "Landlock absent, seccomp present" in machine.text
-    assert "free (mcp.json): no box: it can reach all that you can" in free.text
+    assert "free (mcp.json): no sandbox: it can reach all that you can" in free.text
     assert boxed.verdict == "WRONG"
     assert "network: a.example:443" in boxed.text
     assert "Not enforced here: Landlock is not in this kernel" in boxed.text

@@ -63,4 +63,4 @@ def test_a_command_that_is_refused_says_so_to_the_model(tmp_path: Path) -> None:
     shell = ShellTool(folder=tmp_path / "work", commands=["cat"], sandbox=Sandbox(preset="files"))
     with ToolClient({"sh": shell}) as client:
         result = client.call("sh.run", {"argv": ["cat", str(secret)]})
-    assert f"Its box does not let it read {secret}" in str(result)
+    assert f"Its sandbox does not let it read {secret}" in str(result)

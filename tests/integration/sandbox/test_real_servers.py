@@ -143,7 +143,7 @@ def test_npx_fetches_a_server_inside_a_box_that_lists_its_registry(tmp_path: Pat
         pytest.raises(MCPServerStartupError) as refused,
     ):
         client.tools()
-    assert f"Its box refused a connection to {listed[0]}" in str(refused.value)
+    assert f"Its sandbox refused a connection to {listed[0]}" in str(refused.value)
     for network in (listed, False):  # then it is in the cache, and needs no network
         args = server.args if network else ("--offline", *server.args)
         inside = replace(server, args=args, sandbox=replace(box, network=network))

@@ -69,7 +69,7 @@ def test_show_names_the_servers_whose_entries_are_invalid(
     (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": servers}))
     done = CliRunner().invoke(app, ("sandbox", "show"))
     assert done.exit_code == 0, done.output
-    assert done.stdout == "near: no box. It can reach all that you can.\n"
+    assert done.stdout == "near: no sandbox. It can reach all that you can.\n"
     assert done.stderr.startswith("grue: MCP server 'odd': command needs the environment variable GRUE_NO")
 
 
@@ -85,8 +85,6 @@ def test_a_learned_box_comes_with_the_folders_that_it_leaves_out(
     )
     box, note = learned()
     assert json.loads(box) == {"sandbox": {"preset": "pure"}}
-    assert (
-        note == f"The server also used {tmp_path}. The box does not allow that, because it would be too wide."
-    )
+    assert note == f"The server also used {tmp_path}. The sandbox does not allow that: it would be too wide."
     watch.read.clear()
     assert learned()[1] == ""

@@ -74,7 +74,7 @@ def test_what_is_no_refusal_of_the_box_is_not_blamed_on_it(text: str) -> None:
 
 
 def test_connections_and_names_are_explained() -> None:
-    refused = Refusal("a.example:443", "it is not in the box's list of hosts", "a.example:443")
+    refused = Refusal("a.example:443", "it is not in the sandbox's list of hosts", "a.example:443")
     (found,) = refusals("", RULES, (refused,), network="hosts")
     assert found.endswith('To allow it: "network": ["a.example:443"]')
     names = "getaddrinfo EAI_AGAIN api.example"
@@ -93,7 +93,7 @@ def test_connections_and_names_are_explained() -> None:
 )
 def test_a_connection_without_a_network_is_explained(text: str) -> None:
     (found,) = refusals(text, RULES, (), network="none")
-    assert found == 'Its box gives it no network. To allow hosts: "network": ["host:443"]'
+    assert found == 'Its sandbox gives it no network. To allow hosts: "network": ["host:443"]'
     assert refusals(text, RULES, (), network="hosts") == (), "the gate knows which one it has refused"
     assert refusals(text, RULES, (), network="any") == ()
 
@@ -207,7 +207,7 @@ def test_a_record_that_is_being_written_is_told_as_far_as_it_is_there(tmp_path: 
     log = tmp_path / "log"
     log.write_text(KERNEL[: KERNEL.index("7A7A20712F66") + 3])
     found = refusals("", (), (), network="any", died=True, mark="1a2b3c4d5e6f7a8", logs=(str(log),))
-    assert found[0].startswith("Its box does not let it read /tmp/z.")
+    assert found[0].startswith("Its sandbox does not let it read /tmp/z.")
 
 
 def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:

@@ -441,7 +441,7 @@ def _in_box(
         raise SpawnError(error.problem, remedy=error.remedy) from error
     except OSError as error:
         guard.release(scratch)
-        why = f"The box of {program} cannot be made: {os_cause(error)}"
+        why = f"The sandbox of {program} cannot be made: {os_cause(error)}"
         raise SpawnError(why, remedy=_more_room(error)) from error
 
 
