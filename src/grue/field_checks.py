@@ -1,4 +1,4 @@
-"""Check the settings that a user makes in Python (limits, policies, servers, models) where they are made."""
+"""Check the settings that a user makes in Python (limits, policies, servers, models) when they are made."""
 
 from __future__ import annotations
 

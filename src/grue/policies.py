@@ -256,7 +256,7 @@ class ApprovalQuestion(Struct, metaclass=ByName, frozen=True, kw_only=True, omit
     def change(self, arguments: dict[str, object]) -> ApprovalDecision:
         """Return the decision to make the call with other arguments. The model is told these arguments.
 
-        Arguments that do not fit `input_schema` are refused later, not here.
+        Arguments that do not fit `input_schema` are refused when the decision is used, not by this method.
         """
         return self._decision(verdict="change", arguments=arguments)
 

@@ -159,7 +159,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return asks
 
     def place(self, at: int | None) -> _Place:
-        """Return the last possible place for a fork before message `at`; `None`: the turn's beginning."""
+        """Return the last possible place for a fork before message `at`; with `at=None`, the turn's begin."""
         begun, last = self.envelopes[0], self.envelopes[-1]
         if at is None or at == begun.seq:
             return _Place(begun, ())
@@ -196,7 +196,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
 
 
 def read_run(path: str | PathLike[str], turn: int | None, at: int | None = None) -> RecordedRun:
-    """Read the turn with the number `turn`; `None`: the trace's only turn.
+    """Read the turn with the number `turn`, or with `turn=None` the trace's only turn.
 
     If several turns have the number, read the last; with `at`, the last that began at that message or before.
     """

@@ -82,7 +82,7 @@ class Runner(AsyncToolAccess, Closing):
             model stay open. `sessions`: also the sessions, one per server (in `map`: for each worker).
         start: When a server starts, unless its own options say when. `before`: before the first request.
             `beside`: at the same time, if the server's tools are known. `beside_if_locked`: at the same time,
-            if the tool lock lists them. `when_called`: at the first call of one of them, if they are known.
+            if the tool lock lists the tools. `when_called`: when a tool is called, if the tools are known.
             With `keep="loop"`, two values start servers in advance for the next turn: `after_turn` when a
             turn has ended, `beside_turn` (in `map` also without `keep`) while a turn waits for its model.
             `("after_turn", "beside")`: the second value is for servers not started in advance.
@@ -261,7 +261,7 @@ class Runner(AsyncToolAccess, Closing):
         With `keep="loop"` and a `start` in advance (`after_turn`, `beside_turn`), the turn's server processes
         end in the background, at the latest before the next turn's first tool call, or before that turn ends.
 
-        A call inside a running event loop blocks that loop; outside of notebooks, it warns. If one of the
+        A call inside a running event loop blocks that loop; grue warns, except in a notebook. If one of the
         program's signal handlers raises an exception during the turn, the turn ends.
 
         Raises:
@@ -294,9 +294,9 @@ class Runner(AsyncToolAccess, Closing):
     def start_turn(self, request: TurnRequest[T] | str) -> TurnHandle[TurnOutcome[T]]:
         """Start a turn and return at once, for programs whose own loop must not block, such as a game.
 
-        The turns run one after the other, and a later `run_turn` waits for those that were started here. With
-        `keep="nothing"` they run in a background thread, which ends after the last of them. Call `warm_up`
-        first: the imports of the first turn block all threads.
+        These turns run one after the other, and a later `run_turn` waits for them. With `keep="nothing"` they
+        run in a background thread, which ends after the last of them. Call `warm_up` first: the imports of
+        the first turn block all threads.
 
         Raises:
             MCPError: The runner is being closed, or belongs to the parent process.

@@ -431,7 +431,7 @@ def refuse_other_kinds(**given: object) -> None:
 
 
 def settings_or_default(argument: str, given: S | None, default: S) -> S:
-    """Return `given` after a check of its class and its fields' types; `None`: return `default`."""
+    """Return `given` after a check of its class and its fields' types, or `default` if `given` is `None`."""
     if given is None:
         return default
     kind = type(default)

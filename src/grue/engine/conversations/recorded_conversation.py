@@ -593,7 +593,10 @@ def read_turns(path: str | PathLike[str]) -> dict[int, RecordedTurn]:
 
 
 def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLike[str]) -> RecordedTurn:
-    """Return the turn `turn` if it can be resumed; `None`: the only such turn. Raises `NothingToResume`."""
+    """Return the turn `turn`, or with `turn=None` the only turn that can be resumed.
+
+    Raises `NothingToResume` if `turn` cannot be resumed, or no turn or several turns can.
+    """
     usable = {number: part for number, part in parts.items() if part.is_open}
     if turn is None and len(usable) == 1:
         return next(iter(usable.values()))

@@ -175,9 +175,10 @@ class OwnedSession:
             raise self.fault
 
     async def close(self, *, hurried: bool = False) -> None:
-        """Close the session, in any state, and wait until it is closed. Raises an observer's error.
+        """Close the session, in any state, and wait until it is closed.
 
-        If `hurried`, the server gets as little time to exit as after a cancellation.
+        If `hurried`, the server gets as little time to exit as after a cancellation. Raises an observer's
+        error, such as a `TraceError`.
         """
         if not self.alive:
             return
