@@ -272,6 +272,20 @@ def test_a_disabled_server_is_not_presumed(tmp_path: Path, listed: tuple[ToolDef
     assert not [each for each in open_episode(trace) if isinstance(each.body, ToolsPresumed)]
 
 
+@pytest.mark.parametrize(("retry_s", "presumed"), [(0.0, [1, 2, 3]), (3600.0, [1, 2])])
+def test_a_disabled_server_is_presumed_when_it_is_tried_again(
+    tmp_path: Path, listed: tuple[ToolDefinition, ...], retry_s: float, presumed: list[int]
+) -> None:
+    down = faulty("--exit-at", "initialize", "--only-in", "2,3", str(tmp_path / "starts"))
+    policy = FailurePolicy(retry_disabled_s=retry_s)
+    turn = Presumed(tmp_path, [DONE] * 3, server=down, turns=3, policy=policy, tool_lock=locked(*listed))
+    sent = [each for each in open_episode(turn.trace) if isinstance(each.body, ToolsPresumed)]
+    assert [each.turn for each in sent] == presumed
+    assert turn.outcome is not None
+    assert turn.outcome.kind == ("answered" if retry_s == 0 else "degraded")
+    assert ("faulty.echo" in turn.offered(-1)) is (retry_s == 0)
+
+
 def test_a_slow_server_ends_with_the_turn_and_so_does_the_request(listed: tuple[ToolDefinition, ...]) -> None:
     slow = replace(faulty("--silent-at", "initialize"), options=ServerOptions(startup_timeout_s=600))
     with assert_nothing_left(), ScriptedLlmServer(lambda _: ECHO) as llm:

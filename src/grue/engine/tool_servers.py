@@ -22,7 +22,7 @@ from grue.policies import FailurePolicy, OnToolDrift, StartWhen, ToolPolicy, Tur
 from grue.protocol.tools.lock import ToolLock, screen
 from grue.protocol.tools.names import MCP_PREFIX
 from grue.protocol.tools.policy import check_policy
-from grue.protocol.turn.connection import Disabled, Settled, Untried, is_given_up
+from grue.protocol.turn.connection import Settled, Untried, is_given_up
 from grue.runtime.actor import Note
 from grue.runtime.loading import load
 from grue.runtime.processes.guard import guard
@@ -270,12 +270,19 @@ class PresumedListings:
         self._locked = {name: tools for name, tools in approved.items() if tools is not None}
 
     def for_turn(
-        self, command: m.RunTurn, connections: Mapping[m.ServerName, Settled], registry: ProcessRegistry
+        self,
+        command: m.RunTurn,
+        connections: Mapping[m.ServerName, Settled],
+        registry: ProcessRegistry,
+        at_s: float,
     ) -> m.ToolsPresumed | None:
         """Return the tools to offer before a turn's servers have started; `None`: wait for the servers."""
         waiting = {listing.server for listing in command.when_called}
-        servers = [name for name in command.servers if name not in waiting]
-        on = [name for name in servers if not isinstance(connections.get(name), Disabled)]
+        on = [
+            name
+            for name in command.servers
+            if name not in waiting and not is_given_up(connections.get(name, Untried()), command.policy, at_s)
+        ]
         starting = [name for name in on if not isinstance(self._servers[name], HostTools)]
         # Check the servers first: most turns return here, without listing the host's functions and commands.
         if not starting or not all(self._may_presume(name) and self._found(name) for name in starting):

@@ -390,7 +390,8 @@ class TurnActors:
         # batch would not end sooner.
         if presumed is None or not isinstance(self._wiring.llm, EndpointActors) or current_room() is not None:
             return None
-        return presumed.for_turn(self._command, self._before, self._resources.registry)
+        registry, at_s = self._resources.registry, anyio.current_time()
+        return presumed.for_turn(self._command, self._before, registry, at_s)
 
     def _learn_listings(self) -> None:
         if self._wiring.presumed is None:
