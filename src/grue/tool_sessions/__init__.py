@@ -1,1 +1,1 @@
-"""Sessions with tool servers. No import of `grue.transports.mcp` here: function tools need no MCP client."""
+"""Sessions with tool servers. This package imports no MCP client, because function tools need none."""

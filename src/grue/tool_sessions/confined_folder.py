@@ -1,7 +1,7 @@
 """`ConfinedFolder`: reads and writes files inside one folder, by paths that come from a model or a tool.
 
-Each folder of a path is opened relative to the one before, and links are not followed. So it has no effect if
-another program exchanges a folder for a link between the check and the use of a path.
+Each folder of a path is opened relative to the one before, and links are not followed. So another program
+cannot lead a path out of the folder by putting a link in place of a folder while the path is being used.
 """
 
 import errno
@@ -40,8 +40,8 @@ class ConfinedFolder:
     """Files inside one folder. Paths are relative to that folder, with `/` between names.
 
     Args:
-        root: The folder. It may be a symbolic link, because the user has chosen it. Links in it are refused.
-        max_bytes: Largest file that is read or written.
+        root: The folder. It may be a link, because the user has chosen it. Links in it are not followed.
+        max_bytes: Size limit, in bytes, of a file that is read or written.
         called: What errors call the folder.
     """
 

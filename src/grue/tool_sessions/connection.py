@@ -44,7 +44,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status; `None`: it is unknown, or there is none, such as after a signal."""
+        """The status in `exit`; `None`: `exit` is `None` or has no status, such as after a signal."""
         return None if self.exit is None else self.exit.status
 
 
@@ -67,7 +67,7 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class SeenListing(Struct, frozen=True):
-    """The valid tools that a server has listed, also those that `include` and `exclude` leave out."""
+    """The valid tools that a server has listed, including those that `include` and `exclude` leave out."""
 
     tools: tuple[m.ToolDefinition, ...]
     protocol_version: str = ""  # empty: not known
@@ -94,7 +94,7 @@ class ToolConnection(Protocol):
     async def open(self, timeout_s: float) -> Listing:
         """Agree on a protocol version and list the tools; raises `ServerFailed`.
 
-        `timeout_s` counts from `__aenter__`, without the wait for `server_gate()` and the MCP SDK's import.
+        `timeout_s` counts from `__aenter__`; the wait for `server_gate()` and the SDK's import do not count.
 
         Source: R13.3
         """
@@ -116,8 +116,8 @@ Connect: TypeAlias = Callable[[Note], ToolConnection]
 _WithBlocks: TypeAlias = tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]
 
 
-# Not every connection has the methods that these functions call. They look for the method by name, because an
-# `isinstance` test with a protocol takes longer than a typical call of a function tool.
+# The functions below call methods that not every connection has. They look for a method by its name, because
+# an `isinstance` test with a protocol takes longer than a typical call of a function tool.
 
 
 async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject) -> str | None:
@@ -129,7 +129,7 @@ async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject
 async def finish_task(
     connection: ToolConnection, tool: str, task: m.ToolTask, timeout_s: float
 ) -> m.ToolCallResult:
-    """Get the result of an MCP task that an earlier run began; raises the errors of `ToolConnection.call`."""
+    """Get the result of an MCP task that an interrupted turn began. Raises as `ToolConnection.call` does."""
     finish: Callable[[str, m.ToolTask, float], Awaitable[m.ToolCallResult]] | None = getattr(
         connection, "finish_task", None
     )
@@ -159,7 +159,7 @@ async def request(
 
 
 async def still_there(connection: ToolConnection, timeout_s: float) -> bool:
-    """Return whether the session is still usable, as far as known. Ask an HTTP server, within `timeout_s`."""
+    """Return whether the session seems usable. A server over HTTP is asked, for `timeout_s` at most."""
     ask: Callable[[float], Awaitable[bool]] | None = getattr(connection, "still_there", None)
     return ask is None or await ask(timeout_s)
 
@@ -172,7 +172,7 @@ def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncCont
 
 
 def is_of_host(connection: ToolConnection) -> bool:
-    """Return whether the host's own code makes the connection's results, so that they may have any form."""
+    """Return whether a class of the host makes the `ToolCallResult`s, so that these may have any form."""
     inner = connection._connection if isinstance(connection, WrappedConnection) else None  # noqa: SLF001
     module = type(connection).__module__
     ours = module.startswith("grue.") and not module.startswith("grue.hosts.")
@@ -180,10 +180,10 @@ def is_of_host(connection: ToolConnection) -> bool:
 
 
 class WrappedConnection:
-    """A `ToolConnection` that passes each method on to another one. A base for subclasses.
+    """A base class: a `ToolConnection` that forwards the calls of its methods to another one.
 
-    Of the optional methods it passes on only those below. A subclass that needs `call_with_blocks`, `request`
-    or `still_there` defines it.
+    Of the optional methods it has only those below. A subclass that needs `call_with_blocks`, `request` or
+    `still_there` defines it.
     """
 
     def __init__(self, connection: ToolConnection) -> None:

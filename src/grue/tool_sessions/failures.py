@@ -59,7 +59,7 @@ class ToolTimedOutError(MCPError, TimeoutError):
 
 
 class ToolRefusedError(MCPError):
-    """The server answered a call with an error, or grue refused it, cancelled it or cannot use the answer."""
+    """A call was answered with an error, or grue refused it, cancelled it or cannot use the answer."""
 
     # `code` is the server's JSON-RPC code, or else grue's; `details` is the error's `data`, untrusted.
 
@@ -119,8 +119,8 @@ def remedy_for(
     wrote: bool = False,
 ) -> str:
     """Return the advice for a failure, in one or two sentences."""
-    # `missing`: the command was not found. `slow_place` names the setting of the start-up limit, if the
-    # server exceeded it. `wrote`: the error also shows lines from the server's stderr.
+    # `missing`: the command was not found. `slow_place`: if the server was too slow to start, the name of the
+    # setting of its start-up limit. `wrote`: the error also shows lines from the server's stderr.
     program = PurePath(command).name or command
     if phase in ("call", "close"):
         if wrote:

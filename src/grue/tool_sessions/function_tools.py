@@ -4,7 +4,7 @@ Annotations determine the schemas that the model sees, and how arguments are che
 pydantic for its own types and those that msgspec cannot read, such as a union of two dataclasses.
 
 A plain function runs in a daemon thread, so that a slow one does not block the event loop. Python cannot stop
-a thread: at its time limit the call fails and the thread is abandoned.
+a thread. So when a call's time limit has passed, the call fails, but its thread may run on.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Parameters:
         for name, text in texts.items():
             parameter_read = self._by_pydantic.get(name)
             if parameter_read is not None and not parameter_read.described:
-                # Replace the docstring of the parameter's class, which pydantic has put here.
+                # Replace a description that pydantic has taken from the docstring of the parameter's class.
                 properties[name]["description"] = text
             properties[name].setdefault("description", text)
         if components:
@@ -264,7 +264,7 @@ class ToolContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the call has timed out or was cancelled; if so, its result will be dropped."""
+        """`True` if the call has timed out or was cancelled. Its result will then be dropped."""
         return self._cancelled.is_set()
 
     @property
@@ -278,7 +278,7 @@ class ToolContext:
             raise ToolCancelled(f"The call of {self.server}.{self.tool} was cancelled.")
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep, but wake up at once if `cancelled` becomes true; return its value. It blocks the thread."""
+        """Block this thread for `timeout_s`, or until `cancelled` becomes true. Return `cancelled`."""
         return self._cancelled.wait(timeout_s)
 
     def progress(self, done: float, total: float | None = None, message: str = "") -> None:
@@ -530,7 +530,7 @@ class FunctionTools(HostTools):
     Args:
         functions: Functions by tool name; or a list of functions, each with the name that `@tool` gives it,
             or else its own. Each parameter must be usable as a keyword argument; if it has a type, msgspec or
-            pydantic must support that. The model reads the `description` of `@tool`, or by default the
+            pydantic must support this type. The model reads the `description` of `@tool`, or by default the
             docstring up to its first section; of a function without `@tool`, only the first paragraph.
         catch_all: Called with the bare name and the arguments of a tool that is not listed; `None`: such a
             call is refused. The model can know of such tools only from the host's instructions.
@@ -568,7 +568,7 @@ class FunctionTools(HostTools):
         before_calls: BeforeCalls = None,
         note: Note | None = None,
     ) -> FunctionConnection:
-        """Make the connection for one session. `before_calls` is awaited before each batch of calls."""
+        """Make the connection for one session. Its `refresh_tools` awaits `before_calls`."""
         del registry  # functions start no process that the runner could kill
         return FunctionConnection(self, server, before_calls, note)
 
@@ -590,7 +590,7 @@ class FunctionConnection:
         self._boxed = False
 
     def runs_in(self, box: str, *, enforced: bool) -> None:
-        """Declare that the functions only start programs, in `box`; `enforced`: this machine enforces it."""
+        """Declare that the functions only start programs in a box, which `box` describes in words."""
         self.status = ConnectionStatus(box=box)
         self._boxed = enforced
 
@@ -622,13 +622,13 @@ class FunctionConnection:
         return self.listing
 
     async def refresh_tools(self, timeout_s: float) -> None:
-        """Await `before_calls`, if there is one. The list of functions never changes."""
+        """Await `before_calls`. The list of functions never changes."""
         del timeout_s
         if self._before_calls is not None:
             await self._before_calls()
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why a function does not accept the arguments; `None`: it accepts them, or is unknown."""
+        """Return why the function `tool` does not accept the arguments; `None`: it does, or is not known."""
         if tool not in self._functions:
             return None
         try:
@@ -651,7 +651,7 @@ class FunctionConnection:
                 finished = True
                 return result
         finally:
-            context._end(cancelled=not finished)  # noqa: SLF001 - the other half of one pair
+            context._end(cancelled=not finished)  # noqa: SLF001 - not public, because users must not call it
         raise ToolTimedOutError(tool, timeout_s)
 
     def _bound(
@@ -710,7 +710,7 @@ def _in_thread(call: functools.partial[Any]) -> Any:
     try:
         return call()
     except BaseException as error:
-        # Wrap it: a future refuses a StopIteration, and a GeneratorExit would end the awaiting coroutine.
+        # Wrap it, because Python replaces a StopIteration that leaves a coroutine by a RuntimeError.
         raise HostCodeFailed(error) from error
 
 

@@ -34,9 +34,9 @@ class HostTools:
         before_calls: BeforeCalls = None,
         note: Note | None = None,
     ) -> HostConnection:
-        """Make the connection for one session. `before_calls` is awaited before each batch of calls.
+        """Make the connection for one session. Its `refresh_tools` awaits `before_calls`.
 
-        Through `registry`, the runner can kill a process of the tools without the turn's event loop.
+        Through `registry`, the runner can kill the processes of the tools without the turn's event loop.
         """
         raise NotImplementedError
 

@@ -22,7 +22,7 @@ _LARGEST_PORT = 65_535
 
 
 def _is_client_id(url: str) -> bool:
-    """Return whether a URL has https, a host and a path, as a client's id has to if it is a URL."""
+    """Return whether a URL can be a client's id: it begins with https and has a host and a path."""
     try:
         parts = urlsplit(url)
     except ValueError:

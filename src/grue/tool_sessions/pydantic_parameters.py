@@ -34,8 +34,8 @@ class _WithoutFieldTitles(GenerateJsonSchema):
 class PydanticParameter:
     """One parameter: its schema, its default, and the conversion of arguments for it."""
 
-    # `default` is as `inspect` gives it, or a `Field(...)`. Raises `TypeError` if pydantic cannot read the
-    # type, or JSON cannot express it.
+    # `default` is the default in `inspect.Parameter`, possibly a `Field(...)`. Raises `TypeError` if pydantic
+    # cannot read the type, or JSON cannot express it.
 
     def __init__(self, name: str, annotation: Any, default: Any) -> None:
         self._name = name

@@ -54,8 +54,8 @@ class Redactor:
 
 def secrets_of_arguments(args: Sequence[str]) -> dict[str, str]:
     """Return what may be secret in a command's arguments, by the name of its placeholder."""
-    # A secret is named by its option or variable, or `password` or `token`; a whole argument with a URL by
-    # its number, such as `argument 2`.
+    # A secret has the name of its option or variable, or the name `password` or `token`. A whole argument
+    # with a URL is named by its number, such as `argument 2`.
     found = {f"argument {number}": arg for number, arg in enumerate(args, 1) if "://" in arg}
     for before, arg in zip(("", *args), args, strict=False):
         for name, start, end in _spans(before, arg):

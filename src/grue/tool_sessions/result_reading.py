@@ -1,4 +1,4 @@
-"""Read parts of a tool's whole result, for the built-in tool `read_result`. Run it in a worker thread.
+"""Read parts of a tool's whole result, for the built-in tool `read_result`, whose calls run in a thread.
 
 A result may be megabytes of hostile text, and a model writes the arguments. So an answer's length and a
 search's time are bounded, and a pattern has no look-around or back references: it is matched in linear time.
@@ -75,7 +75,7 @@ class WholeResult:
         return whole_text(self._result)
 
     def read(self, asked: Wanted, max_chars: int, *, clock: Callable[[], float] = time.monotonic) -> str:
-        """Return the wanted part in about `max_chars` characters at most; raises `CannotReadError`."""
+        """Return the part that `asked` names, cut to about `max_chars`; raises `CannotReadError`."""
         room = max(1, max_chars - _HEADER)
         if asked.pattern is not None:
             return self._search(asked.pattern, asked.skip, room, clock)
@@ -203,7 +203,7 @@ def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str | None]]:
 
 
 def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return a test for a piece of a line, and a quick one for a block: if that fails, no line matches."""
+    """Return a test for a piece of a line, and one for a block. If a block fails, none of its lines match."""
     if len(pattern) > _LONGEST_PATTERN:
         raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")
     test = _compiled(pattern)

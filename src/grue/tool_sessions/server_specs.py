@@ -1,6 +1,6 @@
 """The address of a tool server, as data: a program to start (`StdioServer`) or a URL (`HttpServer`).
 
-No text made here, such as a `repr` or an error, may show a secret.
+No text that this module makes, such as a `repr` or an error, may show a secret.
 """
 
 import os
@@ -47,7 +47,7 @@ _SHELL_FUNCTION = "()"
 
 
 def inherited(environ: Mapping[str, str], how: InheritEnv) -> dict[str, str]:
-    """Return the part of the host's environment that a server gets; may raise `MCPConfigError`."""
+    """Return the part of `environ` that a server gets. Raises `MCPConfigError` for an unknown `how`."""
     match how:
         case "all":
             return dict(environ)
@@ -204,8 +204,8 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
     Of `env`, its `repr` shows only the names. It redacts arguments that look like secrets.
 
     Attributes:
-        command: A path, relative to `cwd` or absolute, or a name on the PATH. A `Path` here, in `args`, `env`
-            or `cwd` becomes its text.
+        command: A path, relative to `cwd` or absolute, or a name on the PATH. A `Path` as `command` or `cwd`,
+            or in `args` or `env`, becomes its text.
         args: The command's arguments, one text each. A list becomes a tuple.
         name: By default the program's name. In a dictionary of servers, the key is the name.
         env: Variables added to the inherited environment. They replace inherited ones of the same name.
@@ -311,7 +311,7 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
         headers: Sent with every request to this server, and to no other host.
         connect_timeout_s: Time limit for opening an HTTP connection. Also for sending a notification or a
             reply, and for ending the session.
-        auth: How grue authorises itself (OAuth); `None`: only `headers`, or a user in the URL, can do that.
+        auth: How grue authorises itself by OAuth; `None`: by `headers` or the user in the URL, or not at all.
 
     Raises:
         MCPConfigError: The URL cannot be used, or a header cannot be sent.
@@ -389,7 +389,7 @@ McpServer: TypeAlias = StdioServer | HttpServer  # a server that speaks MCP, how
 
 
 def in_its_box(server: McpServer, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
-    """Return a server's tools; `boxed` says whether the server has a box that this machine enforces."""
+    """Return `tools` with `boxed` set: `True` if the server has a box that this machine enforces."""
     boxed = isinstance(server, StdioServer) and is_boxed(server.sandbox)
     return tuple(tool if tool.boxed is boxed else replace(tool, boxed=boxed) for tool in tools)
 

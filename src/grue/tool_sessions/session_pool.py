@@ -1,13 +1,13 @@
 """The session pool of an episode: sessions that are prewarmed, ended after their turn, or kept open.
 
-A connection must be entered and left by the same task. Here this is a task of the episode, not of a turn, so
-that a session can be opened between two turns (`ahead`) or while the turn before waits for its model
+A connection must be entered and left by the same task. In the pool, this is a task of the episode, not of a
+turn, so that a session can be opened between two turns (`ahead`) or while the turn before waits for its model
 (`beside`), or serve several turns and calls outside turns (`kept`).
 
-A turn waits until all older processes are gone: before its first tool call, or at its end if it makes none.
-A cancelled turn may skip this, so a new process waits, too: only the processes of three turns may be alive.
-If a turn's session dies, a new one replaces it, and not the one that was started beside it: that server may
-have read files that the turn's calls have changed since.
+A turn waits until the processes of closed sessions are gone: before its first tool call, or at its end if it
+makes none. A cancelled turn may skip this wait. So a process starts only when those from three or more turns
+before are gone. To replace a session that has died, a turn opens a new one. It does not take the one that was
+opened for the next turn: that server may have read files that this turn's calls have changed since.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class PooledConnection:
 
     @property
     def usable(self) -> bool:
-        """Whether the connection has neither failed nor closed, and its `status` says that it is alive."""
+        """`True` if the connection has neither failed nor closed, and its `status` says that it is alive."""
         return self.failed is None and not self.gone.is_set() and self.connection.status.alive
 
     async def current_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...]:
@@ -169,7 +169,7 @@ class SessionPool:
 
     @property
     def has_spares(self) -> bool:
-        """Whether the pool has a connection for the next turn, open or still opening."""
+        """`True` if the pool has a connection for the next turn, open or still opening."""
         return bool(self._waiting)
 
     def lacks(self, server: m.ServerName) -> bool:
@@ -205,7 +205,7 @@ class SessionPool:
         return LeasedConnection(self, waiting, server, connect, turn, deadline)
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
-        """End a turn's lease: with `kept`, keep a usable connection unless another waits; else close it."""
+        """End a turn's lease. With `kept`, keep a usable connection if the pool has none; else close it."""
         owned.turn = 0
         if self._leased.get(owned.server) is owned:
             del self._leased[owned.server]
@@ -223,7 +223,7 @@ class SessionPool:
             if owned is None:
                 self.prepare(server, connect, timeout_s)
                 owned = self._waiting[server]
-            # A session that opens during this call need not be asked whether it is still there.
+            # If the session opens during this call, its server need not be asked whether it is still there.
             was_open = owned.opened.is_set()
             owned.wanted.set()
             await owned.opened.wait()
@@ -354,8 +354,8 @@ class LeasedConnection(_SessionUser):
             self._pool.give_back(owned, usable=exc_type is None and not self._broken)
 
     async def open(self, timeout_s: float) -> Listing:
-        """Return the listing of the prewarmed or kept connection; without a usable one, open a new one."""
-        # `timeout_s` limits the opening of a new one. A prewarmed one opens within its own limit.
+        """Return the listing of a prewarmed or kept connection; if none is usable, open a new connection."""
+        # `timeout_s` limits the opening of a new connection. A prewarmed one opens within its own limit.
         listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
         if listing is not None:
             return listing
@@ -399,7 +399,7 @@ class LeasedConnection(_SessionUser):
         return max(0.0, min(timeout_s, self._deadline - anyio.current_time()))
 
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
-        """Return the listing of the prewarmed or kept connection. `None`: it is unusable, and closes."""
+        """Return the listing of a prewarmed or kept connection. `None`: it is unusable and being closed."""
         owned.wanted.set()
         with anyio.CancelScope(deadline=self._deadline):
             await owned.opened.wait()

@@ -1,8 +1,8 @@
 """`ShellTool`: a tool server whose one tool runs commands on this machine. A host has to configure it.
 
 An allow-list limits what a model can start, not what a started program does; a box (`sandbox`) limits that.
-After a command, also if the host died, its processes are killed. Those that left its process group are found
-only on Linux, and not always (`descendants.py`).
+When a command has ended, or the host has died, the command's processes are killed. Those that have left its
+process group are found only on Linux, and not always (`descendants.py`).
 """
 
 import os
@@ -61,7 +61,7 @@ class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True):
         commands: The programs that may be run: a name on the PATH, or a path; a relative one begins at
             `folder`. An entry that is a list has to match the first arguments too. `any` allows everything.
             So does a program that starts others, such as `env`, `find`, `xargs` or an interpreter.
-        shell: Whether the model passes a string for `/bin/sh`, so any program; needs `commands="any"`.
+        shell: Whether the model passes a string for `/bin/sh`, which runs anything; needs `commands="any"`.
         inherit: Names of the host's environment variables that a command gets. No others are inherited.
         env: Variables that are added to the inherited ones.
         timeout_s: Time limit of one command in seconds. A command is also ended a little before the turn's
@@ -74,7 +74,7 @@ class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True):
             `None`: no box; a command may do whatever the host may do.
 
     Raises:
-        MCPConfigError: Such as: the folder or a program does not exist, or `shell` is set with an allow-list.
+        MCPConfigError: For example, the folder does not exist, or `shell` is set with an allow-list.
     """
 
     starts_processes: ClassVar[bool] = True

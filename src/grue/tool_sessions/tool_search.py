@@ -93,7 +93,7 @@ class ToolIndex:
 
 
 class ToolSearcher:
-    """Answers `find_tools` with at most `most` of the turn's `tools()`, and faulty calls of `call_tool`."""
+    """Answers calls of `find_tools`, with at most `most` of `tools()`, and faulty calls of `call_tool`."""
 
     def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:
         self._tools = tools
