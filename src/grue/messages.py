@@ -1543,6 +1543,7 @@ class TurnCompleted(Message, frozen=True, kw_only=True):
         requests: How many completions were requested, by the turn and by its servers (sampling).
         usage: What all `requests` have cost.
         untold: Tool results that no request has sent to the model. The conversation's next turn sends them.
+            Empty if the turn continues no conversation.
     """
 
     turn: int

@@ -34,7 +34,7 @@ from grue.tool_sessions.failures import ToolRefusedError
 
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"
-_TRIES = 3  # the callback is asked about a call so often at most, while it gives unusable arguments
+_TRIES = 3  # how many times at most the callback is asked about a call, if its arguments cannot be used
 NOT_ANSWERED = "the question about it was not answered"
 REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"
 

@@ -413,7 +413,8 @@ class RecordedTurn:
             return end
         if resumed is None or self.called or not is_parked_still(end, resumed.parked):
             return None
-        # Without a history, `TurnFailed.untold` does not show that the model has replied again.
+        # In a turn that continues no conversation, `TurnFailed.untold` does not show that the model has
+        # replied again. So compare the numbers of requests.
         asked = end.requests if isinstance(end, m.TurnFailed) else 0
         return None if resumed.parked.calls and asked > resumed.parked.requests else resumed.parked
 
