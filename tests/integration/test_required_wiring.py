@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anyio
 import langfuse as _langfuse  # noqa: F401 - or the first turn waits for its import
 import pytest
 from langfuse_stand_in import StandIn
@@ -21,6 +22,7 @@ from grue.config.settings import GameConfiguration
 from grue.errors import MCPServerStartupError
 from grue.hosts.zork.agent import ZorkAgent
 from grue.hosts.zork.manager import MCPManager
+from grue.hosts.zork.manager_connection import OverriddenManagerConnection
 from grue.messages import SessionClosed, SessionOpened, ToolCallResult
 from grue.runtime.trace.recorder import Recorder
 from grue.testing import faulty_server
@@ -38,9 +40,11 @@ EVENTS_OF_A_TURN = {
 }
 
 
-def configuration(folder: Path, *flags: str, env: dict[str, str] | None = None) -> GameConfiguration:
+def configuration(
+    folder: Path, *flags: str, env: dict[str, str] | None = None, **entry: float
+) -> GameConfiguration:
     command, *args = faulty_server.argv(*flags)
-    server = {"command": command, "args": args, "env": env or {}}
+    server = {"command": command, "args": args, "env": env or {}, **entry}
     (folder / "mcp_config.json").write_text(json.dumps({"mcpServers": {"box": server}}))
     return GameConfiguration(
         project_dir=folder,
@@ -400,6 +404,35 @@ def test_a_session_of_an_override_is_in_the_trace_as_any_other(tmp_path: Path) -
         assert recorder.redacted(b'"a-very-secret-value"') == b'"[redacted:BOX_API_KEY]"'
     kinds = {name: [type(body).__name__ for body in bodies] for name, bodies in seen.items()}
     assert kinds["Noting"] == kinds["MCPManager"]
+
+
+@pytest.mark.parametrize("cancelled", ["before the end", "at the end", "by a deadline"])
+def test_a_server_behind_overrides_gets_little_time_to_exit_if_the_turn_is_cancelled(
+    tmp_path: Path, cancelled: str
+) -> None:
+    """Half a second, or half of what a deadline leaves, although its entry says a minute."""
+    manager = Noting(configuration(tmp_path, "--ignore-eof", exit_grace_seconds=60))
+    notes: list[object] = []
+    endings: list[str] = []
+    manager.recorder.add(lambda envelope, _: endings.append(getattr(envelope.body, "ending", "")))
+
+    async def turn() -> float:
+        with anyio.CancelScope() as scope:
+            if cancelled == "by a deadline":
+                scope.deadline = anyio.current_time() + 2
+            async with OverriddenManagerConnection(manager, lambda body, **_: notes.append(body)) as session:
+                await session.open(60)
+                if cancelled == "before the end":
+                    scope.cancel()
+                elif cancelled == "at the end":
+                    asyncio.get_running_loop().call_later(0.1, scope.cancel)
+                began = anyio.current_time()
+        assert scope.cancelled_caught == (cancelled != "by a deadline")
+        return anyio.current_time() - began
+
+    with assert_nothing_left():
+        assert asyncio.run(turn()) < 10
+    assert (endings[-1], manager.noted[-1], notes) == ("terminated", "disconnect_session", [])
 
 
 @pytest.mark.slow

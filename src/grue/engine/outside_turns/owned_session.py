@@ -58,10 +58,19 @@ class CancellableConnection(WrappedConnection):
 
 
 class OwnedSession:
-    """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs."""
+    """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs.
+
+    At `deadline`, in the loop's time, the session is cancelled.
+    """
 
     def __init__(
-        self, command: m.OpenSession, connect: Connect, recorder: Recorder, connection: ConnectionState
+        self,
+        command: m.OpenSession,
+        connect: Connect,
+        recorder: Recorder,
+        connection: ConnectionState,
+        *,
+        deadline: float = float("inf"),
     ) -> None:
         self.connection = connection
         self.fault: BaseException | None = None  # the unexpected exception that ended the session
@@ -73,6 +82,7 @@ class OwnedSession:
         self._command = command
         self._connect_to_server = connect
         self._recorder = recorder
+        self._deadline = deadline
         self._client: CancellableConnection | None = None
         self._actor: SessionActor | None = None
         self._group: Supervisor | None = None
@@ -184,7 +194,7 @@ class OwnedSession:
             return
         self._take_back_call()
         if hurried or self._actor is None or not self._opened.done():
-            self._owner.cancel()
+            self.hurry()
         else:
             close = m.CloseSession(server=self._command.server)
             try:
@@ -198,6 +208,11 @@ class OwnedSession:
         await asyncio.wait({self._owner})
         if self.fault is not None and not hurried:
             raise self.fault  # such as a `TraceError`: the end of the session could not be recorded
+
+    def hurry(self) -> None:
+        """End the session, also if it is closing already. The server gets little time, as if cancelled."""
+        if self.alive:
+            self._owner.cancel()
 
     async def _settlement(
         self,
@@ -243,7 +258,8 @@ class OwnedSession:
 
     async def _own(self) -> None:
         try:
-            await self._run()
+            with anyio.CancelScope(deadline=self._deadline):
+                await self._run()
         except BaseException as error:
             # Raise here only what has to end this task. Keep any other error for the tasks that use the
             # session: a KeyboardInterrupt raised here would stop the whole event loop.

@@ -26,10 +26,11 @@ from grue.transports.mcp.client_options import ClientOptions
 
 
 class TurnUse(Struct, frozen=True):
-    """A turn that uses a manager; the time limit is that of `connect_session`."""
+    """A turn that uses a manager; the time limit is that of `connect_session`, the deadline the turn's."""
 
     note: Note
     startup_timeout_s: float
+    deadline: float
 
 
 class _SessionNews:
@@ -101,6 +102,7 @@ class MCPManager:
         self._session: OwnedSession | None = None
         self._last_session: OwnedSession | None = None
         self._sessions = 0
+        self._is_hurried = False
 
     @property
     def is_disabled(self) -> bool:
@@ -152,7 +154,8 @@ class MCPManager:
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
         # For a turn, try only once, as in the state `Untried`: the turn itself repeats a failed connect.
         known = self.connection if turn is None else Untried()
-        session = OwnedSession(command, connect, self.recorder, known)
+        deadline = float("inf") if turn is None else turn.deadline
+        session = OwnedSession(command, connect, self.recorder, known, deadline=deadline)
         self._session = session
         outcome = await session.opened()
         if turn is None and isinstance(session.connection, Settled):
@@ -175,7 +178,7 @@ class MCPManager:
         session, self._session = self._session, None
         if session is not None:
             self._last_session = session
-            await session.close()
+            await session.close(hurried=self._is_hurried)
 
     async def get_tool_schemas(self) -> list[m.JsonObject]:
         """Return the server's tools in OpenAI's format, named `server.tool`. May raise `MCPError`."""
@@ -219,6 +222,13 @@ class MCPManager:
     def lend(self, turn: TurnUse | None) -> None:
         """Set the turn that uses this manager; `None`: none does."""
         self._news.turn = turn
+        self._is_hurried = False
+
+    def hurry(self) -> None:
+        """Give the server little time to exit, as after a cancellation, until the next `lend`."""
+        self._is_hurried = True
+        if self._session is None and self._last_session is not None:
+            self._last_session.hurry()
 
     def kill_leftovers(self) -> None:
         """Kill all server processes of this manager, for example if the sessions' event loop has ended."""

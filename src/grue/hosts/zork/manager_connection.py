@@ -18,10 +18,10 @@ from grue.hosts.zork.look_alikes import accepts, tool_result
 from grue.hosts.zork.manager import MCPManager, TurnUse
 from grue.protocol.tools import results as tool_results
 from grue.runtime.loops.host_code import ends_the_task
-from grue.runtime.processes.limits import ServerExit
+from grue.runtime.processes.limits import ProcessLimits, ServerExit
 
-DISCONNECT_TIMEOUT_S = 4.0
-"""Time limit of `disconnect_session`, in seconds. If the turn has less time left, that time is the limit."""
+_SPARE_S = 1.0
+"""Seconds that `disconnect_session` gets beside the times that a server gets to exit."""
 
 
 class SessionManager(Protocol):
@@ -48,7 +48,8 @@ class ManagerConnection:
     an error if a task group is left in another task, or in other cancel scopes.
 
     `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not if
-    `connect_session` raised. It is cancelled after `DISCONNECT_TIMEOUT_S`, but not when the turn is.
+    `connect_session` raised. It is not cancelled when the turn is, but at its time limit: a second more than
+    a server gets to exit. If less is left of the turn's time, that is the limit.
     """
 
     report_s = 0.0
@@ -63,6 +64,7 @@ class ManagerConnection:
         self._opened: asyncio.Future[list[dict[str, Any]]] | None = None
         self._owner: asyncio.Task[None] | None = None
         self._close_by = float("inf")
+        self._limits = ProcessLimits()
 
     async def __aenter__(self) -> Self:
         # In a scope that is cancelled already, the deadline is -inf, and the time that is left is unknown.
@@ -76,12 +78,25 @@ class ManagerConnection:
         self._leaving.set()
         if not self._opened.done():
             self._owner.cancel()
-        grace_s = max(0.0, min(DISCONNECT_TIMEOUT_S, self._close_by - anyio.current_time()))
-        with anyio.CancelScope(shield=True):
-            _, unfinished = await asyncio.wait({self._owner}, timeout=grace_s)
+        began = anyio.current_time()
+        try:
+            await self._end(self._owner, began)
+        except anyio.get_cancelled_exc_class():
+            self._hurry()
+            with anyio.CancelScope(shield=True):
+                await self._end(self._owner, began)
+            raise
+
+    async def _end(self, owner: "asyncio.Task[None]", began: float) -> None:
+        usual_s = self._limits.exit_grace_s + self._limits.term_grace_s + _SPARE_S
+        limit_s = max(0.0, min(usual_s, self._close_by - began))
+        _, unfinished = await asyncio.wait({owner}, timeout=max(0.0, began + limit_s - anyio.current_time()))
         if unfinished:
-            self._owner.cancel()
-            self._say("log", f"disconnect_session did not end within {grace_s:.3g} s")
+            owner.cancel()
+            self._say("log", f"disconnect_session did not end within {limit_s:.3g} s")
+
+    def _hurry(self) -> None:
+        """Let `disconnect_session` end sooner if that is possible: the turn is cancelled."""
 
     @property
     def status(self) -> ConnectionStatus:
@@ -224,6 +239,7 @@ class OverriddenManagerConnection(ManagerConnection):
         super().__init__(manager, manager.server_name, note)
         self._lent = manager
         self._before = manager.session
+        self._limits = manager.tool_server.options.of_process(self._limits)
 
     async def __aexit__(self, *exc_info: object) -> None:
         try:
@@ -233,7 +249,7 @@ class OverriddenManagerConnection(ManagerConnection):
 
     async def open(self, timeout_s: float) -> Listing:
         """Connect and list the tools, or raise `ServerFailed`. A disabled manager has no tools."""
-        self._lent.lend(TurnUse(self._note, timeout_s))
+        self._lent.lend(TurnUse(self._note, timeout_s, self._close_by))
         return await super().open(timeout_s)
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
@@ -259,6 +275,10 @@ class OverriddenManagerConnection(ManagerConnection):
             ending=closed.ending,
             stderr_tail=closed.stderr_tail,
         )
+
+    def _hurry(self) -> None:
+        self._limits = self._limits.when_cancelled()
+        self._lent.hurry()
 
     @property
     def _session(self) -> OwnedSession | None:

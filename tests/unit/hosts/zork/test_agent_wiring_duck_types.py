@@ -1,9 +1,11 @@
 """Objects with nothing but the required methods, as the model and the tool server of a turn."""
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -12,12 +14,13 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from grue.config.settings import GameConfiguration
 from grue.errors import LLMError, MCPError
-from grue.hosts.zork import manager_connection
 from grue.hosts.zork.chat_messages import LLMResponse
 from grue.hosts.zork.client_actor import client_actor
 from grue.hosts.zork.look_alikes import completion_body, completion_failure
-from grue.hosts.zork.manager_connection import ManagerConnection, connect_manager
+from grue.hosts.zork.manager import MCPManager
+from grue.hosts.zork.manager_connection import ManagerConnection, OverriddenManagerConnection, connect_manager
 from grue.messages import (
     AnswerSchema,
     CompletionFailed,
@@ -415,13 +418,47 @@ async def test_a_listing_that_raises_is_told_and_disconnected() -> None:
     assert manager.disconnects == 1
 
 
-async def test_a_disconnect_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_connection, "DISCONNECT_TIMEOUT_S", 0.05)
+@pytest.mark.parametrize(("deadline_s", "limit_s"), [(60, 5), (3, 3)])
+async def test_a_disconnect_that_hangs_is_given_up(deadline_s: float, limit_s: float) -> None:
     notes: list[Any] = []
-    with anyio.fail_after(60):
+    with anyio.move_on_after(deadline_s):
         async with connection(Counting(hangs_in="disconnect"), notes) as session:
             await session.open(60)
-    assert [note.text for note in notes] == ["disconnect_session did not end within 0.05 s"]
+    assert [note.text for note in notes] == [f"disconnect_session did not end within {limit_s} s"]
+    assert anyio.current_time() == limit_s
+
+
+@pytest.mark.parametrize(
+    ("entry", "limit_s"), [({"exit_grace_seconds": 20}, 23), ({}, 5), ({"exit_grace_seconds": 0.5}, 3.5)]
+)
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_overrides_may_disconnect_as_long_as_the_server_may_take_to_exit(
+    tmp_path: Path, entry: dict[str, float], limit_s: float, cancelled: bool
+) -> None:
+    class Slow(MCPManager):
+        async def connect_session(self) -> None:
+            pass
+
+        async def get_tool_schemas(self) -> list[Any]:
+            return []
+
+        async def disconnect_session(self) -> None:
+            await asyncio.sleep(takes_s)
+
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {"box": {"command": "x", **entry}}}))
+    notes: list[Any] = []
+    if cancelled:
+        limit_s = 2
+    for takes_s in (limit_s - 0.25, limit_s + 0.25):
+        began = anyio.current_time()
+        with anyio.CancelScope() as scope:
+            manager = Slow(GameConfiguration(project_dir=tmp_path))
+            async with OverriddenManagerConnection(manager, lambda body, **_: notes.append(body)) as session:
+                await session.open(60)
+                if cancelled:
+                    scope.cancel()
+        assert anyio.current_time() - began == min(takes_s, limit_s)
+    assert [note.text for note in notes] == [f"disconnect_session did not end within {limit_s:g} s"]
 
 
 async def test_a_disabled_manager_has_no_tools_and_is_left_alone() -> None:
