@@ -160,7 +160,7 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
         if name.endswith("/"):
             continue
         # On some file systems, names that differ only in upper and lower case stand for the same file.
-        # With NUL for the slash, a name that is also a folder stands just before the names in this folder.
+        # With NUL for the slash, a name that is also a folder sorts just before the names in this folder.
         keys.append((name.casefold().replace("/", "\0"), name))
         files[name] = info
     for (key, _), (following, name) in itertools.pairwise(sorted(keys)):

@@ -306,7 +306,7 @@ def _json_lines(text: str) -> dict[KeyPath, int]:
 
 
 def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
-    """Return the content of a file that grue itself has written, converted to the type `kind`."""
+    """Convert a file that grue wrote to the type `kind`. Errors say that it is not `what`, and `remedy`."""
     try:
         return msgspec.convert(document.value, kind)
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:

@@ -45,7 +45,7 @@ URL_KEYS_OF_OTHERS = ("serverUrl", "httpUrl")
 """The names that Windsurf (`serverUrl`) and Gemini CLI (`httpUrl`) use for the key `url`."""
 ROOT_KEYS = ("mcpServers", "servers", "context_servers")
 
-# Keys of other MCP hosts that are ignored without a warning, except `enabled`, which `_disabled` reads.
+# Keys of other MCP hosts that cause no warning. grue ignores them, except `enabled`: `_disabled` reads it.
 _HARMLESS_KEYS = frozenset(
     ("alwaysAllow", "autoApprove", "description", "dev", "enabled", "gallery", "icon", "source", "trust")
 )
@@ -300,9 +300,9 @@ class MCPConfig(pydantic.BaseModel):
     ) -> Self:
         """Load the servers of a JSON file. The file's folder is `${workspaceFolder}`.
 
-        A relative `cwd` or `envFile` begins in that folder, and so does a file of `auth`. `environ` has the
-        variables for `${VAR}`, which are looked up when a server is used. `named`: the user has named the
-        file, so the error about a missing file says to correct the name.
+        Relative paths in `cwd`, `envFile` and `auth` start there. `environ` has the variables for `${VAR}`,
+        which are looked up when a server is used. `named`: the user has named the file, so the error about a
+        missing file says to correct the name.
 
         Source: R2.1-3
         """
@@ -424,7 +424,7 @@ def with_box_of_file(servers: Any, box: Any) -> Any:
 
 
 def edit_servers(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change a file's servers with `edit`; other values stay. If `edit` raises, nothing is written."""
+    """Let `edit` change a file's servers in place; other values stay. If it raises, nothing is written."""
     path = Path(os.path.realpath(path))  # change the file that a symbolic link points to
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)), one_at_a_time(path.parent):
         there = path.exists()
@@ -475,13 +475,13 @@ def tool_servers(config: MCPConfig, place: Callable[[KeyPath], str] = lambda _: 
 
 def configured_names(used: Iterable[str], configured: Container[str]) -> dict[str, str]:
     """Map each server's name in a trace to its name in a configuration; leave out those not configured."""
-    # They differ in an agent loop, such as `grue chat`, which puts `mcp.` before the names of MCP servers.
+    # The names differ in an agent loop, such as `grue chat`: it puts `mcp.` before the configured name.
     names = ((name, name if name in configured else name.removeprefix(MCP_PREFIX)) for name in used)
     return {name: own for name, own in names if own in configured}
 
 
 def to_tool_server(name: str, config: MCPServerConfig) -> McpServer:
-    """Convert an expanded configuration for the transports."""
+    """Convert a server's expanded configuration to a tool server."""
     options = _options(config)
     if config.url is not None:
         declared = config.type or config.transport
@@ -543,7 +543,7 @@ def _options(config: MCPServerConfig) -> ServerOptions:
 
 
 def _root_key(document: Document) -> str:
-    """Return the file's key of `ROOT_KEYS`, or "". Raises for two, or a misspelt one, or no JSON object."""
+    """Return the one of `ROOT_KEYS` that the file has; "" if none. Raises for two, or for a misspelt key."""
     source, value = document.path, document.value
     if not isinstance(value, dict):
         raise file_error(source, "should contain a JSON object with the key 'mcpServers'.")

@@ -129,7 +129,7 @@ class _Copy:
             return self._secret(name, value)
         if "${" not in value:
             return value if _HARMLESS.fullmatch(value) else self._variable(name, value)
-        # `PATH` may have folders beside `${PATH}`. With other text beside a `${...}`, replace a value whole.
+        # Keep harmless text beside a `${...}`, such as the folders in a `PATH`. Otherwise replace the whole value.
         beside = [part for text in _beside(value) for part in re.split(r"[:;,]", text) if part]
         harmless = all(map(_HARMLESS.fullmatch, beside))
         return self._expressions(value) if harmless else self._variable(name, value)
@@ -229,7 +229,7 @@ _STRING_OR_COMMA: Final = re.compile(r'"(?:\\.|[^"\\])*"|,(?=\s*[}\]])')
 
 
 class FoundServers(Struct, frozen=True, kw_only=True):
-    """The servers in another MCP host's configuration file; `unusable` has names and reasons."""
+    """The servers in another MCP host's file. `unusable` says, by name, why others cannot be used."""
 
     host: str
     path: Path
@@ -316,7 +316,7 @@ def _entries(parsed: Any) -> dict[str, Any] | None:
         return value.get(key) if isinstance(value, Mapping) else None
 
     found: dict[str, Any] | None = None
-    # Claude Code has servers for all projects, and more for each. Some files have them under `mcp`.
+    # Claude Code has servers for all projects and servers for each. Some files have servers under `mcp`.
     for place in (parsed, inside(parsed, "mcp"), inside(inside(parsed, "projects"), str(Path.cwd()))):
         for key in _KEYS:
             if isinstance(servers := inside(place, key), Mapping):

@@ -15,14 +15,14 @@ TABLES = ("mcp", "llm", "agent_sampling", "retry", "budget", "tool_policy", "con
 
 
 class ProjectTables(Struct, frozen=True):
-    """A project file's settings by table and key; `roots` has the root of each: `GRUE` or `ZORKGPT`."""
+    """A project file's settings by table and key. `roots` says of each if it is in `GRUE` or `ZORKGPT`."""
 
     document: Document
     tables: dict[str, dict[str, Any]]
     roots: dict[tuple[str, str], str]
 
     def place(self, table: str, key: str = "") -> str:
-        """Return a table's full name, such as `tool.zorkgpt.mcp`; `key` decides between two roots."""
+        """Return a table's full name, such as `tool.zorkgpt.mcp`. If it is in both roots, `key` decides."""
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 

@@ -160,7 +160,7 @@ def read_server(
     """Return the entry for a `server.json`, or for a registry's response that contains one.
 
     `kind` is the kind of package to use, or `remote`; `None`: the first that grue can use. `env` has the
-    names of the variables that are set: the entry refers to an optional secret only if it is one of them.
+    names of the variables that are set: the entry refers to an optional secret only if its variable is set.
     """
     server, found, offer, others = _chosen(description, kind)
     entry = _Entry(name or default_name(server.name), ask, env)
@@ -259,7 +259,7 @@ class _Entry:
         self.paths: list[str] = []
 
     def described(self, title: str, kind: str, others: tuple[str, ...] = ()) -> Described:
-        """Return a `Described`. Refuse control characters, unlisted `${...}`, and too many or long texts."""
+        """Return a `Described`. Refuse control characters, a `${...}` not in `allowed`, and too much text."""
         allowed = {"workspaceFolder", "userHome", *self.variables}
         # Check the finished texts, not each value that was filled in: two values that look harmless, such as
         # "$" and "{HOME}", may have become a `${...}`.
@@ -494,7 +494,7 @@ def read_manifest(
 
 
 def entry_point(manifest: object) -> str:
-    """Return the path of the bundle's own program; empty: an installed program, such as `node`, runs."""
+    """Return the path of a bundle's own program; empty: an installed program, such as `node`, runs it."""
     read = _converted(manifest, _Manifest, "the manifest of a bundle")
     return read.server.entry_point if read.server.type == "binary" else ""
 

@@ -1,7 +1,7 @@
 """`GameConfiguration`: grue's settings in `pyproject.toml` or another TOML file.
 
 A setting that the tables of `[tool.grue]` lack is taken from the same table below `[tool.zorkgpt]`. There,
-unknown keys in `llm`, `agent_sampling`, `retry` and `budget` are ignored: these belong to a larger project.
+unknown keys in `llm`, `agent_sampling`, `retry` and `budget` are ignored: a larger project may use them.
 """
 
 import dataclasses
@@ -118,7 +118,7 @@ class _Table:
 class AgentSampling(_Table):
     """Sampling parameters of the agent's model; `None`, the default, is not sent.
 
-    A wire format that needs a limit sends its own in place of a `max_tokens` that is `None`.
+    If `max_tokens` is `None`, a wire format that needs a limit sends one of its own.
     """
 
     temperature: _NotNegative | None = None
@@ -284,7 +284,7 @@ class GameConfiguration(_Table):
 
     @classmethod
     def of_project(cls) -> Self:
-        """Load `pyproject.toml` from the working directory, as `from_toml`. Without it, use the defaults."""
+        """Load the working directory's `pyproject.toml`, as `from_toml` does; without it, use defaults."""
         return cls.from_toml() if is_there(Path("pyproject.toml")) else cls()
 
     @classmethod
@@ -362,7 +362,7 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def _unknown_keys(
     project: project_tables.ProjectTables, known: Mapping[str, Sequence[str]]
 ) -> Iterator[MCPConfigError.Problem]:
-    # Below `[tool.zorkgpt]`, report unknown keys only in `mcp`: other tables belong to a larger project.
+    # Below `[tool.zorkgpt]`, report unknown keys only in `mcp`: a larger project may use others elsewhere.
     for (table, key), root in project.roots.items():
         names = known.get(table)
         if names is None or key in names or (root == project_tables.ZORKGPT and table != "mcp"):

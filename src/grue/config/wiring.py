@@ -59,7 +59,7 @@ class Configured(Struct, frozen=True):
 
 
 def from_configuration(path: str | PathLike[str], *, servers: bool = True) -> Configured:
-    """Load a TOML file; with `servers`, also its servers and tool lock if `takes_servers` is true."""
+    """Load a TOML file; if `servers` and `takes_servers(...)` are true, also the servers and tool lock."""
     config = GameConfiguration.from_toml(path)
     found: dict[str, McpServer] = {}
     lock: ToolLock | None = None
@@ -159,7 +159,7 @@ def recorded_llm(asked: m.ModelAsked, base_url: str | None = None) -> LlmSetting
 def model_for(
     asked: m.ModelAsked | None, changed: Mapping[str, Any], model: str | None, base_url: str | None
 ) -> LlmSettings:
-    """Return the settings of a trace's model (`asked`), or else of `pyproject.toml`, with these changes."""
+    """Return the settings of `asked` (`None`: of `pyproject.toml`), with changes from the other arguments."""
     if asked is None:
         config = GameConfiguration.of_project()
         config.ask(base_url, model)
