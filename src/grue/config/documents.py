@@ -125,7 +125,7 @@ def file_error(
 def read_config_text(path: Path, *, if_missing: str, pipes: bool = False) -> str:
     """Return the text of a UTF-8 file, without its byte order mark; `if_missing` is a complete error text.
 
-    `pipes`: wait for a named pipe's other end. A pipe without a name, such as a shell's `<(...)`, is read.
+    With `pipes`, a named pipe is read, which may block; without, it raises. A nameless pipe is always read.
     """
     try:
         if not pipes and Path(os.path.realpath(path)).is_fifo():

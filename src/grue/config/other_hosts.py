@@ -129,7 +129,7 @@ class _Copy:
             return self._secret(name, value)
         if "${" not in value:
             return value if _HARMLESS.fullmatch(value) else self._variable(name, value)
-        # Keep harmless text beside a `${...}`, such as the folders in a `PATH`. Otherwise replace the whole value.
+        # Keep harmless text beside a `${...}`, such as folders of a `PATH`; else replace the whole value.
         beside = [part for text in _beside(value) for part in re.split(r"[:;,]", text) if part]
         harmless = all(map(_HARMLESS.fullmatch, beside))
         return self._expressions(value) if harmless else self._variable(name, value)

@@ -66,7 +66,7 @@ class PlannedAction(Struct, frozen=True, kw_only=True):
     def ended(
         self, status: StepStatus, *, output: str = "", error: str = "", artifact: str = ""
     ) -> "StepExecutionResult":
-        """Make the result of the action."""
+        """Return the result of the action."""
         return StepExecutionResult(
             step=self.step,
             action=self.type,

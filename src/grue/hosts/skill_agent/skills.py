@@ -237,7 +237,7 @@ USE_SKILL = ActionType(
 
 
 def granted(skill: Skill, tools: Iterable[str], others: Mapping[str, str]) -> Grant:
-    """Return those of `tools` (full names such as `agent.read_file`) that a skill's `allowed-tools` name.
+    """Return which of `tools` (full names such as `agent.read_file`) a skill's `allowed-tools` name.
 
     `others` maps names of other agents' tools to the host's actions: `{"Read": "agent.read_file"}`.
     """

@@ -51,7 +51,7 @@ class LLMClient:
     Args:
         config: The endpoint, retries and tool support; `base_url` and `api_key` take precedence.
         transport: Sends the requests, in place of the network. A blocking transport is called in threads.
-        sleep: Waits for a number of seconds between two attempts.
+        sleep: Called with the number of seconds to wait before a retry.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ def tool_result(answer: object) -> m.ToolCallResult:
 
 
 def accepts(function: Callable[..., Any], parameter: str) -> bool:
-    """Return whether a function accepts an argument of that name, or cannot be inspected."""
+    """Return whether a function accepts an argument named `parameter`, or cannot be inspected."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -579,7 +579,7 @@ class ZorkOrchestratorV2:
         if self._end is not None:
             return
         self._end = self._ended(reason, detail)
-        # Record the state after the last command. If the last turn played none, it is recorded already.
+        # Record the state after the last command. If the last turn played no command, this was done before.
         if len(self.game_state.moves) == self.game_state.turn > 0:
             self._note(_observed(self.game_state.turn, self.game_state.observation))
         self._note(self._end)

@@ -18,7 +18,7 @@ class GamePast(hosting.Past[EpisodeStarted], kw_only=True):
 
     decided: list[Decided] = field(default_factory=list)
     shown: dict[int, Observed] = field(default_factory=dict)  # by turn, without those with a redacted secret
-    remembered: set[int] = field(default_factory=set)  # turns with a note on a place
+    remembered: set[int] = field(default_factory=set)  # turns whose note about a place was recorded
     # Too many fallbacks in a row ended the episode after this turn. A resumed episode counts only later ones.
     forgiven: int = 0
 

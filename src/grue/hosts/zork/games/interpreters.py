@@ -90,7 +90,7 @@ class InterpreterProcess:
         self._end = weakref.finalize(self, _end, self._process, folder, os.getpid())
 
     def exchange(self, line: str | None) -> tuple[str, str]:
-        """Send a line, if given, and return the text printed since, and the prompt at its end."""
+        """Send `line`, if given. Return what the interpreter has printed, and the prompt at its end."""
         mark = secrets.randbelow(900_000) + 100_000  # six digits: the interpreter rounds longer numbers
         sent = "" if line is None else _UNSAFE.sub(" ", line)[:_LONGEST_LINE] + "\n"
         with suppress(BrokenPipeError):  # the interpreter has ended, but its last output can still be read
