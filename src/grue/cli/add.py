@@ -400,7 +400,7 @@ async def _asked(
         async with client.stream("GET", url, headers=headers) as answer:
             status, further = answer.status_code, answer.next_request
             if status == httpx.codes.OK:
-                # A few bytes that were compressed several times expand to gigabytes before `most` is checked.
+                # Bytes that were compressed several times may become gigabytes before `most` is checked.
                 if answer.headers.get("content-encoding", "identity") != "identity":
                     raise MCPConfigError(f"{where} has sent a compressed answer, and grue asked for none.")
                 await _write(answer.aiter_bytes(), into, most, where)

@@ -52,7 +52,7 @@ RECORDED = ("game", *ASKED, "turns", "seed", "turn_timeout_s", "interpreter")  #
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
-    """Return a resumed episode's options: the recorded ones, with the last limit of turns or new limits."""
+    """Return the recorded options of a resumed episode, with its last limits or those in `options`."""
     settings = past.started.settings
     if not settings:
         fault = f"{options.resume} was not made by `grue play`. Resume it with the program that made it."
@@ -82,7 +82,7 @@ def recorded_options(options: Struct, names: Iterable[str]) -> m.JsonObject:
 
 
 def resumed_options(options: S, recorded: m.JsonObject, names: Iterable[str], command: str) -> S:
-    """Return `options` with the recorded values of those called `names`; `resume` is the run folder."""
+    """Return `options` with the recorded values for `names`; `resume` becomes the run folder."""
     run = options.resume
     assert run is not None, "an episode is resumed"
     try:

@@ -106,7 +106,7 @@ def stop_fleet(directory: Path) -> None:
     if is_driven(FleetFolder(directory)):
         say(f"The fleet {what}. To go on, run its sweep again.")
     else:
-        # A process on another machine, which may not be visible here, also reads the file that `stop` writes.
+        # `is_driven` may not see a process of another machine, which also reads the file that `stop` writes.
         say(f"No process of this machine runs the fleet. A process of another machine {what}.")
 
 

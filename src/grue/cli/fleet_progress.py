@@ -26,13 +26,13 @@ class Seen(Struct, frozen=True, kw_only=True):
     """The state of a fleet, as the display shows it."""
 
     tally: Tally
-    running: dict[str, float]  # when each episode was submitted (monotonic), by its id
-    costs: Costs  # of all runs; if this run has no limits, its own requests are not counted
+    running: dict[str, float]  # the monotonic time at which each was submitted, by episode id
+    costs: Costs  # of all runs; this run's requests count only if it has limits on requests
     elapsed_s: float
 
     @property
     def spent(self) -> Amount:
-        """The cost so far: in `costs` or in `tally`, whichever counts more requests."""
+        """The cost so far, from `costs` or `tally`: the one that counts more requests."""
         return max(self.costs.spent, self.tally.spent, key=lambda spent: spent.requests)
 
     @property
@@ -45,7 +45,7 @@ class Seen(Struct, frozen=True, kw_only=True):
 
     @property
     def slowest(self) -> tuple[str, float] | None:
-        """The running episode submitted first, as (id, seconds since then); `None`: none over 10 s ago."""
+        """The id of the oldest running episode, and its age in seconds; `None`: none is older than 10 s."""
         if not self.running:
             return None
         id_, since = min(self.running.items(), key=lambda item: item[1])

@@ -177,7 +177,7 @@ def print_episode(directory: Path, beginning: str) -> None:
         say(f"  case: {json.dumps(case.settings)}, repetition {case.repetition}")
     marks = read_marks(episode.path)
     numbers = {number for number, _ in episode.attempts()}
-    # If the committed attempt's folder was deleted (see `Fleet(keep=...)`), the commit has its result.
+    # If the committed attempt's folder was deleted (see `FleetOptions.keep`), the commit has its result.
     for number in sorted(numbers if commit is None else {*numbers, commit.attempt}):
         attempt = episode.path / f"attempt-{number}"
         end = commit.end if commit is not None and commit.attempt == number else episode.end_of(attempt)

@@ -33,7 +33,7 @@ _LOCAL_S = 0.5
 
 
 def _found_model() -> tuple[str, str]:
-    # If no API key for the default endpoint is set, and Ollama runs here, return a model of Ollama.
+    # If Ollama runs on this machine, and no API key for the default endpoint is set, return Ollama's model.
     if any(os.environ.get(name) for name in key_names(_DEFAULT[0])):
         return _DEFAULT
     with suppress(httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):

@@ -101,7 +101,7 @@ def _plain_errors() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise typer.Exit(INTERRUPTED) from error
     except typer.Abort as error:
-        # A question of typer ends with this after Ctrl-C, and also after Ctrl-D.
+        # A question of typer raises `Abort` after Ctrl-C, and also after Ctrl-D.
         if isinstance(error.__context__, KeyboardInterrupt):
             say(err=True)
             raise typer.Exit(INTERRUPTED) from error

@@ -61,7 +61,7 @@ def project_tables() -> ProjectTables | None:
 
 
 def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownServers:
-    """Return the servers in `mcp_config`; if it is `None`, in the project's file, or else the bundled server.
+    """Return the servers in the file `mcp_config`; `None`: those in the project's file, or the bundled one.
 
     The project's file is used if a setting turns MCP on, or if it exists and pyproject.toml does not have
     `enabled = false`. A server with an unusable value, such as a `${VAR}` that is not set, goes into

@@ -163,7 +163,7 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
 def _lines(file: Iterable[str]) -> Iterator[str]:
     try:
         for line in file:
-            line.encode()  # with the locale C, Python reads invalid UTF-8 as lone surrogates, which fail here
+            line.encode()  # in the locale C, Python reads invalid UTF-8 as surrogates; `encode` refuses them
             yield line
     except UnicodeError as error:
         raise MCPConfigError("The calls on standard input are not UTF-8 text.") from error

@@ -17,13 +17,13 @@ from grue.runtime.secrets.redaction import Redaction
 
 
 def from_here(path: Path, here: Path | None = None) -> Path:
-    """Return a path below `here` (`None`: the working directory) as a relative one, any other as it is."""
+    """Return `path` relative to `here` (`None`: the working directory) if it is inside, else unchanged."""
     here = here or Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 def grue_from(folder: Path) -> str:
-    """Return the command for grue in `folder`: `grue`, or its path if PATH has none and the path is known."""
+    """Return how to call grue in `folder`: `grue`, or its path if that is known and PATH has no `grue`."""
     called = Path(sys.argv[0])
     if called.name != "grue" or shutil.which("grue") is not None:
         return "grue"
@@ -52,7 +52,7 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Discard the rest of the output if the other end of its pipe is closed. The exit status stays."""
+    """Discard the rest of the output if the reader has closed the pipe. Does not change the exit status."""
     try:
         yield
     except BrokenPipeError:

@@ -407,7 +407,7 @@ def _sent(call: m.ToolCallRecord) -> object:
     sent = _given(call)
     if not isinstance(sent, dict):
         return sent
-    # The test's functions get `None` for an argument that a call leaves out. Like `recorded`, leave it out.
+    # The test's functions get `None` for an absent argument. Leave out `None`, as `recorded` does.
     return {key: value for key, value in sent.items() if value is not None}
 
 

@@ -59,7 +59,7 @@ def html(file: Path, out: Path | None, open_browser: bool) -> None:
 
 
 def comparison(left: Path, right: Path, out: Path | None, open_browser: bool) -> None:
-    """Write an HTML page of two traces side by side, and print from which turn on they differ, if they do."""
+    """Write an HTML page of two traces side by side, and print from which turn on they differ, if any."""
     page = out or open_episode(right).path.with_name("comparison.html")
     if out is None:
         refuse_foreign(page, "compare")

@@ -39,7 +39,7 @@ class _Line(Struct, frozen=True, omit_defaults=True):
 
 
 class Reservation(Struct, frozen=True):
-    """The permission to send a request to `model`; `number` is its id, `most` the cost reserved for it."""
+    """The permission to send a request to `model`; `number` is its id, `most` the reserved cost."""
 
     number: str
     most: Amount

@@ -47,7 +47,7 @@ class Task(Struct, frozen=True, kw_only=True):
     folder: Path
 
     def prepare(self) -> None:
-        """Import what `make` calls. What the import changes in the process does not end the worker."""
+        """Import what `make` calls. The worker stays fit, whatever the import changes in the process."""
         raise NotImplementedError
 
     def make(self) -> AttemptEnd:
@@ -152,7 +152,7 @@ def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an exception's text (with its class, unless a `FleetError`), secrets redacted. Never raises."""
+    """Return an exception's class (unless a `FleetError`) and text, without secrets. Never raises."""
     kind = "exception"
     try:
         kind = plain_text(type(error).__name__)

@@ -107,7 +107,7 @@ _MARGIN = 0.95
 _CATCH_UP = 4.0  # the pause between two requests may be so many times shorter than the average
 _OVERLOADED = frozenset({429, 503, 529})
 _LEAST_PAUSE_S = 1.0
-# The longest pause. By default, a request that the endpoint asks to wait longer fails.
+# The longest pause. By default, a request fails if the endpoint asks it to wait longer.
 _MOST_PAUSE_S = RetryPolicy().max_asked_delay_s
 
 
@@ -236,7 +236,7 @@ class Broker(Struct):
     """The state of the broker; the module's docstring has its rules."""
 
     limits: Limits
-    spent: Amount = Amount()  # of the settled requests, and of all requests of earlier runs
+    spent: Amount = Amount()  # the cost of the settled requests and of earlier runs
     reserved: Amount = Amount()  # the most that the requests under way can cost together
     under_way: int = 0
     window: float = SLOW_START  # how many requests the endpoint seems to take at one time

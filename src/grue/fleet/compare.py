@@ -197,7 +197,7 @@ class Comparison(Struct, frozen=True, kw_only=True):
     why: str = ""  # why there is no interval, as a sentence
     # further cases that would show a difference of `target`; `None`: none are needed, or too many, or unknown
     more_cases: int | None = None
-    more_episodes: int | None = None  # of these cases, on both sides together
+    more_episodes: int | None = None  # the episodes of these cases, of both sides together
     changes: list[CaseChange] = field(default_factory=list)  # all cases, by B minus A, the smallest first
     lower_is_better: bool = False
 

@@ -28,7 +28,7 @@ class Course(Struct, kw_only=True, omit_defaults=True):
     """A summary of an attempt: its counts, its end, and the last problem. All texts are printable."""
 
     turns: int = 0  # a turn that was parked or interrupted, and then goes on, counts once
-    requests: int = 0  # in turns that were completed or failed; likewise `tool_calls`
+    requests: int = 0  # of completed and failed turns; likewise `tool_calls`
     tool_calls: int = 0
     refused_calls: int = 0  # not sent, for example because of wrong arguments or a policy
     failed_calls: int = 0  # failed, timed out, or lost their server
@@ -99,7 +99,7 @@ def _take(course: Course, envelope: Any, unfinished: set[int]) -> None:
 
 
 def last_failure(trace: Path) -> m.TurnFailed | None:
-    """Return the failure of the last turn that ended or was parked; `None`: no such turn, or no failure."""
+    """Return the failure of the last turn that ended or was parked, or `None` if it did not fail."""
     end: object = None
     with contextlib.suppress(TraceError, OSError):  # use what was read before the damage
         for line in open_episode(trace).lines():

@@ -209,7 +209,7 @@ class Driver:
             except KeyboardInterrupt:
                 self._presses += 1
                 if self._presses > _DRAIN:
-                    raise  # it was not deferred, so the report of an ended job may be lost
+                    raise  # this press was not deferred, so the report of an ended job may be lost
                 if self._stop is None:
                     self._end("interrupted")
                 if self._presses >= _DRAIN:

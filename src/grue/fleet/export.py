@@ -63,11 +63,11 @@ class Sample(Struct, frozen=True, kw_only=True):
     reply: m.JsonObject
     # one for each of `messages` and for the reply: 1 if the model wrote it in this trace, else 0
     loss_mask: list[int]
-    token_ids: tuple[int, ...] | None = None  # of the reply; `None`: not reported
+    token_ids: tuple[int, ...] | None = None  # the reply's tokens; `None`: not reported
     logprobs: tuple[float, ...] | None = None
 
 
-# A request that waits for its reply, and fields of its sample; `None`: the trace does not hold what was sent.
+# A request that waits for its reply, and its sample's fields; `None`: the trace does not hold what was sent.
 _Request: TypeAlias = tuple[m.RequestCompletion, dict[str, Any] | None]
 
 
@@ -316,14 +316,14 @@ class EpisodeRow(Struct, kw_only=True):
     settings: m.JsonObject = {}
     repetition: int = 0
     outcome: str | None = None
-    scores: dict[str, float] = {}  # of the work, and those given later
+    scores: dict[str, float] = {}  # the work's scores, and scores that were given later
     kind: str | None = None
     error: str | None = None
     attempt: int | None = None
-    model: str | None = None  # that answered last
+    model: str | None = None  # the model that answered last
     endpoint: str | None = None
     duration_s: float | None = None
-    requests: int | None = None  # as the fleet has counted them, or else as the trace shows
+    requests: int | None = None  # the fleet's count, or else that of the trace
     tokens: int | None = None
     money_usd: float | None = None
     turns: int | None = None
@@ -331,7 +331,7 @@ class EpisodeRow(Struct, kw_only=True):
     refused_calls: int | None = None
     failed_calls: int | None = None
     last_turn: str | None = None
-    grue: str | None = None  # version that played the episode
+    grue: str | None = None  # the version of grue that played the episode
     trace: str | None = None
 
 
@@ -360,7 +360,7 @@ class Exported(Struct, kw_only=True):
     without_trace: int = 0
     left_out: int = 0  # replies without a sample; the module's docstring says why
     damaged: int = 0
-    troubles: list[str] = field(default_factory=list)  # of the first few damaged traces
+    troubles: list[str] = field(default_factory=list)  # errors of the first few damaged traces
 
     @contextlib.contextmanager
     def counted_damage(self) -> Iterator[None]:

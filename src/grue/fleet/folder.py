@@ -91,11 +91,11 @@ class AttemptEnd(Struct, frozen=True, kw_only=True):
     # machine, the network or a server has failed, so the episode is tried again; `unpaid`: the budget refused
     # a request; `waiting`: the attempt waits for a batch; this outcome is never written
     outcome: Literal["scored", "failed", "infrastructure", "unpaid", "waiting"]
-    kind: str = ""  # of the failure, for example the error's class
+    kind: str = ""  # the kind of failure, for example the error's class
     error: str = ""
     scores: Scores = {}
-    endpoint: str = ""  # of the `LLMError` that ended the attempt
-    model: str = ""  # that answered last; empty if unknown
+    endpoint: str = ""  # the endpoint of the `LLMError` that ended the attempt
+    model: str = ""  # the model that answered last; empty if unknown
     duration_s: float = 0.0
     spent: Amount = Amount()
     course: Course | None = None  # `None`: for example no trace, or the worker has died
@@ -108,7 +108,7 @@ class Commit(Struct, frozen=True, kw_only=True):
     end: AttemptEnd
     trace_bytes: int | None = None  # `None`: the attempt has no trace
     trace_sha256: str | None = None
-    version: str = ""  # of the grue that played the episode
+    version: str = ""  # the version of grue that played the episode
 
 
 class CaseFile(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Shared by the bundled hosts' works: settings, model and endpoint, resuming, and digests of files."""
+"""What the bundled hosts' works share: settings, model and endpoint, resuming, and digests of files."""
 
 import functools
 import hashlib

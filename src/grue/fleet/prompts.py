@@ -45,7 +45,7 @@ class PromptRow(Struct, frozen=True, kw_only=True):
     score: float  # mean
     passed: int  # cases with a score of 1 or more
     failed: int
-    tokens: int  # of requests and replies
+    tokens: int  # tokens of requests and replies
     seconds: float  # sum of the turns' durations
 
 
@@ -128,7 +128,7 @@ def compare_prompts(
     """Run a turn for each prompt and case, and return a table of the results, which `print` shows. Blocks.
 
     Args:
-        runner: The runner that runs the turns. Its trace has all of them, numbered from 1 in each call.
+        runner: The runner that runs the turns. If it writes a trace, each call numbers its turns from 1.
         prompts: Two or more system texts by name.
         cases: Pairs of the user's text and the expected answer.
         score: Gets the answer and the expected answer, and returns a number; larger is better. `None`: a text

@@ -81,7 +81,7 @@ class RayEngine:
         self._ray = ray = _ray()
         folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder.path.absolute()
-        # Read the ledger here too: the user would not see an error of the actor, which reads it later.
+        # Read the ledger in this process too: the user would not see an error that the actor meets later.
         with contextlib.closing(Accounts(folder, limits)) as accounts:
             self._costs = accounts.costs()
         self._started = not ray.is_initialized()
@@ -205,7 +205,7 @@ class RayEngine:
             self._end(reference, Lost("timed_out", why, self._timeout_s or 0.0))
 
     def _set_limits(self, running: set[str]) -> None:
-        """Start the time limits of the attempts in `running`; one that waits for a free core has none yet."""
+        """Start the time limits of the attempts in `running`. The others still wait for a free core."""
         if self._timeout_s is None:
             return
         now = time.monotonic()

@@ -41,8 +41,8 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
         settings: The settings that the work got.
         planned: The settings that the sweep gave, before the work added its own.
         repetition: Number of the episode among those with equal settings, from 0.
-        attempt: Number of the committed or else last attempt; 0: none was begun, or the files cannot be read.
-        end: How the committed or else the last attempt ended; `None`: not ended, or its files are unreadable.
+        attempt: Number of the committed attempt, or else of the last; 0: no attempt, or unreadable files.
+        end: How the committed attempt, or else the last, ended; `None`: it has not ended, or cannot be read.
         trouble: Why the episode's files cannot be read; empty if they can be read.
         trace_bytes: Size of the trace; `None`: the attempt has no trace or is not committed.
         grue: The version of grue that played the episode; empty if no attempt is committed.

@@ -55,9 +55,9 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     schema: str | m.JsonObject | None = None
     judge: str | None = None  # a question about the answer, to which a model returns 0 to 1 and a reason
     version: str = "1"  # change it to have all episodes scored again; the old scores stay
-    model: str | None = None  # the judge's; `None`: the project's; likewise `base_url`
+    model: str | None = None  # the judge's model; `None`: the project's; likewise `base_url`
     base_url: str | None = None
-    max_tokens: int = 300  # of the judge's completion
+    max_tokens: int = 300  # the limit of the judge's reply
 
     def check(self, name: str) -> None:
         """Check the scorer before any request is paid for; raises `FleetError` if it cannot be used."""
@@ -211,7 +211,7 @@ class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     budget: FleetBudget = FleetBudget()  # for the requests of all scorers together
     rate: Rate = Rate()
     workers: int = 0  # episodes scored at one time; 0: as many as there are cores
-    timeout_s: float = 300.0  # for the scorers of one episode
+    timeout_s: float = 300.0  # time limit for all scorers of one episode
 
     def __post_init__(self) -> None:
         check_settings(self, only=("workers", "timeout_s"), above_0=("timeout_s",))
@@ -313,7 +313,7 @@ class ScoreTally(Struct):
     without_trace: int = 0  # finished episodes to score whose trace was not kept
     unfinished: int = 0  # episodes without a result
     spent: Amount = Amount()
-    troubles: list[str] = field(default_factory=list)  # of the first few episodes that were not scored
+    troubles: list[str] = field(default_factory=list)  # why the first few episodes were not scored
 
 
 def score_fleet(

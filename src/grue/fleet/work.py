@@ -38,7 +38,7 @@ class Episode(Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: The episode's id; the same in each run of the sweep, and on machines with the same paths.
-        folder: The folder of this attempt, for the work's files. The fleet's `keep` decides if they stay.
+        folder: This attempt's folder, for the work's files. The fleet's `keep` says whether the files stay.
         repetition: Number of the episode among those with equal settings, from 0.
         interrupted: The folder of the last attempt that was interrupted and has a trace. The work may read
             the folder to resume that attempt, but must not change the folder. `None`: there is no such
@@ -169,7 +169,7 @@ def work(
 
 
 def name_of(function: Work) -> str:
-    """Return the name by which other processes find a function; raises `FleetError` if they cannot."""
+    """Return the name by which other processes import a function; raises `FleetError` if they cannot."""
     name = getattr(function, "__qualname__", "")
     if not name.isidentifier():
         raise FleetError(

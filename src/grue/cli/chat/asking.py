@@ -15,7 +15,7 @@ from grue.tool_sessions.server_requests import ElicitationRequest
 
 
 class Question:
-    """A question of a turn: whether to make the tool calls of a reply, or for input that a server requests.
+    """A turn's question: whether to make a reply's tool calls, or what input to give to a server.
 
     The answer is a list of `ApprovalDecision`s, or a JSON object or a `Declined`.
     """

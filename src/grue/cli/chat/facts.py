@@ -31,7 +31,7 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
 
     turn: int
     file: str  # name of the conversation's file in the run folder
-    size: int  # of that file before the turn, in bytes; `/undo` copies only these bytes
+    size: int  # size of `file` before the turn, in bytes; `/undo` copies only these bytes
 
     def summary(self) -> str:
         """Return where the turn begins in the conversation's file, as `turn 2, from byte 900 of FILE`."""
@@ -53,7 +53,7 @@ class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
 
     turn: int
     file: str  # name of the file in which the conversation continues
-    calls: tuple[str, ...] = ()  # of the turn, each as `server.tool`
+    calls: tuple[str, ...] = ()  # the turn's tool calls, each as `server.tool`
 
     def summary(self) -> str:
         """Return that the turn is no longer in the conversation, and the names of the tools it called."""

@@ -75,7 +75,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                     screen.tell(goes_on)
                 raise
             talk.finish("failed" if program.failed else "ended")
-        # The servers have ended. Until then, the watched one may still open files.
+        # Call `learned` after the servers have ended: before, the watched one may still open files.
         if wiring.learned is not None:
             screen.tell(Line(f"The sandbox that would have sufficed for {options.learn}:", DIM))
             box, left_out = wiring.learned()

@@ -175,11 +175,11 @@ class ChatResult(Struct, frozen=True, kw_only=True):
     episode_id: str
     reason: str  # `ended` (the user left), `failed` (the start, a turn or a command) or `interrupted`
     model: str
-    turns: int  # including those that were taken back
+    turns: int  # also turns that were taken back
     requests: int
     tokens: int
     cost_usd: float | None
-    duration_s: float  # of the last run
+    duration_s: float  # duration of the last run
 
 
 class Talk:
