@@ -39,7 +39,7 @@ from grue.transports.llm.exchange import Answered, Upload
 T = TypeVar("T")
 
 _MOST_LINE = 64 * 2**20
-_READS = 3  # most reads of results that are damaged, or incomplete although the batch ran to its end
+_READS = 3  # how often to fetch results if some are damaged, or missing although the batch ran to its end
 _MOST_PAGES = 1000
 
 _SKEW_S = 600.0  # how much the provider's clock may differ from this machine's clock
@@ -93,8 +93,8 @@ class BatchDesk:
     async def look(self) -> list[str]:
         """Check each batch, store the results of those that have ended, and return their requests' ids.
 
-        Also send each file in the state `sending` of which there is no batch. Raises `BatchRefused`, for
-        instance if the provider keeps failing for `Batching.patience_s`, or does not end a batch within
+        Also send each file in the state `sending` that has no batch at the provider. Raises `BatchRefused`,
+        for instance if the provider keeps failing for `Batching.patience_s`, or does not end a batch within
         `Batching.batch_timeout_s`.
         """
         return [item for each in self._under_way() for item in await self._look(each)]
@@ -152,7 +152,7 @@ class BatchDesk:
         return running
 
     async def _batches(self, since: float) -> AsyncIterator[batch_forms.BatchState]:
-        """Yield the batches made since a time; the provider lists the newest first. Raises `BatchRefused`."""
+        """Yield the batches made at `since` or later, the newest first. Raises `BatchRefused`."""
         after, name = "", "after" if isinstance(self._form, batch_forms.OpenAIBatches) else "after_id"
         for _ in range(_MOST_PAGES):
             page = {"limit": "100"} | ({name: after} if after else {})

@@ -1,11 +1,11 @@
 """A folder with the requests that wait for batches, and with their replies.
 
     DIR/batch.json               which model the requests are for
-    DIR/lock                     held by the one process that works here
+    DIR/lock                     locked by the process that uses the folder: one at a time
     DIR/turns/000001.jsonl       the trace of a turn
     DIR/requests/0001.jsonl      one request a line, in the provider's format; a closed file never grows
     DIR/submissions/0001.json    whether requests/0001.jsonl was sent: written before sending, then updated
-    DIR/replies/0001.jsonl       the result of each of these requests: written when their batch has ended
+    DIR/replies/0001.jsonl       the results of requests/0001.jsonl: written when its batch has ended
 
 A request's id consists of the folder's `run`, the number of the turn (in a fleet, the episode's id), the
 request's number in the turn, a digest of its body, and the number of the attempt at the turn. By these parts,
@@ -52,7 +52,7 @@ class BatchManifest(Struct, frozen=True, kw_only=True):
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """The state of a file of `items` requests that is sent as a batch.
+    """The state of a file of `items` requests, which is sent as one batch.
 
     `sending`: it is not known whether the file was sent. `sent`: the provider has it. `settled`: its results
     are in the folder. OpenAI's API stores `key` with the batch, so that grue can find the batch by it.
@@ -147,7 +147,7 @@ class BatchFolder(Closing):
         digest, attempt = hashlib.sha256(body).hexdigest()[:16], self._attempt(turn)
         same = [_Item.of(item) for item in reversed(self._by_turn.get(f"{turn}", ()))]
         # Find the same request by its body: a turn that was interrupted and is run again may number its
-        # requests differently. An error that an earlier attempt got is not used: ask again instead.
+        # requests differently. If an earlier attempt got an error, do not return its request: ask again.
         for each in (item for item in same if item.digest == digest):
             if each.attempt == attempt or self.result(each.id) is None or self._succeeded(each.id):
                 return each.id

@@ -119,7 +119,7 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
         wire: The wire format, if `profile` is not set; `None`: derived from the base URL.
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
-        force_tool_support: Offer tools even if the endpoint or the model's name says that it takes none.
+        force_tool_support: Offer tools even if the model takes none, as its name or the endpoint says.
         then: The models that are asked, in this order, if after all retries this model's endpoint cannot be
             reached, answers with a status such as 429 or most 5xx, does not answer in time, or sends a reply
             that breaks off or is damaged; or if tools are offered, and this model takes none. Their own
@@ -205,7 +205,7 @@ msgspec.json.Decoder(LlmSettings)  # msgspec crashes if two threads make a class
 
 
 class RequestPostponed(Exception):  # noqa: N818 - what has happened to the request
-    """The request waits for a batch under the id `item`, or, if `item` is `budget`, for a larger budget."""
+    """The request waits: for a batch, under the id `item`; or, if `item` is `budget`, for a larger budget."""
 
     def __init__(self, item: str) -> None:
         super().__init__(f"the request waits for a batch as {item}")
@@ -487,7 +487,7 @@ class LlmEndpoint:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model may be offered tools, as far as grue knows."""
+        """`True` if the model may be offered tools, as far as grue knows."""
         return self._support().supported
 
     @property
@@ -510,7 +510,7 @@ class LlmEndpoint:
 
     @property
     def reports_cost(self) -> bool | None:
-        """Whether the cost of this endpoint's replies is known. `None`: only the first reply will show it."""
+        """`True` if the cost of each reply will be known. `None`: only the first reply will show this."""
         if self.price is not None:
             return True
         return {"always": True, "never": False, "unknown": None}[self.profile.reports_cost]
@@ -559,12 +559,12 @@ class LlmEndpoint:
         self.left_out, self.breaker = frozenset(), Breaker()
 
     def recall(self, first: wire_profile.WireProfile, learned: wire_profile.WireProfile) -> None:
-        """Use `learned`, which another process made of `first`, if this endpoint has `first` unchanged."""
+        """Use `learned`, which another process made of the profile `first`, if this endpoint still has it."""
         if self.profile == self.first_profile == first:
             self.profile = learned
 
     def recall_form(self, asked: m.ModelAsked) -> None:
-        """Use the form of requests that another process has learned, if it fits and none was learned here."""
+        """Use the form of requests in `asked`, if it fits this endpoint and `profile` has not changed yet."""
         learned = wire_profile.with_fields(self.first_profile, asked.form)
         settings = self.settings
         if (

@@ -3,7 +3,7 @@
 This module must not retry, and must not decode the completion in a body: the LLM actor does both. It uses
 httpx's transport and not `httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which would
 send the key elsewhere. It speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of HTTP/1.1
-whether a connection is kept. An exchange that ends early closes it, so that the endpoint stops generating.
+whether a connection is kept. An exchange that ends early closes its connection, so that generating stops.
 
 A body is decompressed in small steps and up to a size limit: a few kilobytes can expand to gigabytes, and
 HTTP libraries decompress a whole chunk at once.
@@ -322,7 +322,7 @@ class HttpReply:
             raise exchange_error(error) from error
 
     async def close(self) -> None:
-        """End the reply; close the connection if the body is not all read, or other bytes may follow it."""
+        """End the reply. Close the connection if some of the body is unread, or other bytes may follow it."""
         await self._response.aclose()
         stream = self._response.extensions.get("network_stream")
         if stream is not None and not await self._silent(stream):
@@ -482,7 +482,7 @@ async def exchange(
     streamed: Streamed | None = None,
     on_sent: Callable[[], None] | None = None,
 ) -> Answered | Fault:
-    """Send a request; return the answer or the fault. Call `on_sent` when it is written, and at the end."""
+    """Send `request`; return the answer or the fault. Call `on_sent` once it is written, and at the end."""
     request.extensions["timeout"] = timeouts_of(patience)
     try:
         with connections.lease() as connection:
@@ -554,7 +554,7 @@ async def _received(
 
 
 async def refusal(reply: HttpReply) -> Answered:
-    """Return a reply that is not a completion. Its body is cut after about 1 MiB, 10 s or an error."""
+    """Return a reply that is not a completion. After about 1 MiB or 10 s, or an error, its body is cut."""
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
         try:
@@ -593,7 +593,7 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
 
 
 async def decompressed(reply: HttpReply, most_bytes: int = MAX_REPLY_BYTES) -> AsyncIterator[bytes]:
-    """Yield the body; `most_bytes` limits a compressed one. Raises `ExchangeError` or `EncodingError`."""
+    """Yield the body, decompressed to `most_bytes` at most. Raises `ExchangeError` or `EncodingError`."""
     decoder = ContentDecoder(reply.headers.get("content-encoding", ""), most_bytes)
     async for raw in reply.chunks():
         for number, chunk in enumerate(decoder.feed(raw)):
@@ -621,7 +621,7 @@ def _answered(
 
 
 class _Incoming:
-    """A reply while it arrives. With `streamed`, a body of events is a stream, whatever its content type."""
+    """A reply while it arrives. With `streamed`, events are read as a stream, whatever the content type."""
 
     def __init__(self, streamed: Streamed | None, *, named: bool) -> None:
         self.streamed = streamed
@@ -638,7 +638,7 @@ class _Incoming:
 
     @property
     def whole(self) -> bool:
-        """Whether a streamed reply is complete. Further events may arrive, but are not needed."""
+        """`True` if a streamed reply is complete. Further events may arrive, but are not needed."""
         return self.streamed is not None and self.streamed.assembler.whole
 
     async def take(self, chunk: bytes) -> None:
@@ -724,7 +724,7 @@ class _Incoming:
         return deltas
 
     async def _end(self, streamed: Streamed) -> None:
-        """Add a last event that no blank line ends, unless it is damaged. Raise for damage before it."""
+        """Add a last event that no blank line ends, unless it is damaged. Raise if data before it is."""
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
             large = self._lines.waiting > LONG_BYTES

@@ -171,7 +171,7 @@ class McpClient:
             raise await self._failed(cause) from error
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the tool's input schema refuses a call; `None`: it does not, or it is not checked."""
+        """Return why the tool's input schema refuses a call; `None`: it accepts the call, or is not used."""
         if not self._server.options.check_arguments:
             return None
         fault = self._inputs.fault(tool, arguments)
@@ -317,8 +317,8 @@ class McpClient:
             with anyio.fail_after(timeout_s):
                 return self._select(await self._list(link))
         except (TimeoutError, sdk.SdkError, RuntimeError, ValueError) as error:
-            # List again at the next call of this method. But after a timeout wait for a further announcement,
-            # or each batch of tool calls could wait for `timeout_s`.
+            # List again at the next call of this method. But after a timeout wait for a further announcement:
+            # this method is called before each tool call, which could then always wait for `timeout_s`.
             late = isinstance(error, TimeoutError)
             link.stream.tools_changed |= not late
             why = f"no answer within {timeout_s:g} s" if late else failures.first_fault(error)

@@ -1,6 +1,6 @@
 """The wire to a server that is reached by URL: Streamable HTTP, and the older SSE transport.
 
-This module must not import from `runtime/processes/`, except `ProcessLimits`: there is no process here.
+This module must not import from `runtime/processes/`, except `ProcessLimits`: it starts no process.
 """
 
 import os
@@ -79,7 +79,7 @@ class HttpWire:
         return why or f"the connection broke during {method}"
 
     async def remedy(self, phase: ServerPhase, *, missing: bool = False, timed_out: bool = False) -> str:
-        """Return the advice for the user: the stream's own or, if there is none, general advice."""
+        """Return the advice for the user: the stream's own if it has any, otherwise general advice."""
         del missing
         if self._stream is not None and self._stream.remedy is not None:
             return self._stream.remedy

@@ -57,7 +57,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
     """Read a message as `read_message` does, but limit its values, and decode a large one in a thread."""
     if len(line) <= _SMALL_BYTES:
         return read_message(line)
-    # A thread helps, because `json_value`, most of the work in `_decode`, is Python code.
+    # A thread helps: most of the work is in `json_value`, which is Python code, so other threads can run.
     value = await aside(_decode_partly if values_in(line) > MAX_VALUES else _decode, without_mark(line))
     return _refusal_of_text(without_mark(line)) if value is None else _message_of(value)
 
@@ -201,7 +201,7 @@ class _Error(Struct):
 
 
 def _decode_partly(line: bytes) -> object:
-    """Decode an answer, except large parts of a tool result. Another result becomes an error.
+    """Decode an answer, except large parts of a tool result. Any other kind of result becomes an error.
 
     `None`: the line is not an answer.
     """

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def _if_readable(look: Callable[[StdioServer], T | None]) -> Callable[[StdioServer], T | None]:
-    """Decorate a function that looks for files: it returns `None` if a file cannot be read."""
+    """Make a function that looks for files return `None` if one of them cannot be read."""
 
     @functools.wraps(look)
     def found(server: StdioServer) -> T | None:
@@ -264,7 +264,7 @@ def _of_uvx(server: StdioServer) -> Direct | None:
     while rest and rest[0] in _UVX_FLAGS:
         flags.add(rest.pop(0))
     if not rest or not _is_plain(rest[0]) or rest[0].startswith("-") or "@" in rest[0]:
-        # With a version or an option that is not known here, the installed program may not be the right one.
+        # With a version, or an option not in `_UVX_FLAGS`, the installed program may not be the right one.
         return None
     tool, *more = rest
     own = _uv_tools(server) / tool / "bin" / tool
@@ -316,7 +316,7 @@ async def node_too_old(
 
 
 def oldest_allowed(wanted: str) -> Version | None:
-    """Return the oldest version that a range like `>=18.17 <21 || ^22` allows; `None`: it states none."""
+    """Return the oldest version that a range like `>=18.17 <21 || ^22` allows; `None`: it sets no minimum."""
     lowest = []
     for alternative in wanted.split("||"):
         found = [match for match in _COMPARATOR.finditer(alternative) if "<" not in match["sign"]]
@@ -335,7 +335,7 @@ def _version(text: str) -> Version:
 
 @_if_readable
 def _wanted(server: StdioServer) -> tuple[str, str] | None:
-    """Return a name for the package that a command runs, and the versions of Node that it needs, if known."""
+    """Name the package that a command runs, and the versions of Node that it needs; `None`: not known."""
     program = PurePath(server.command).name
     if program in _RUNNERS:
         package = _without_version(next(_packages(server.args, _WORDS), ""))

@@ -127,7 +127,7 @@ class Link:
         self, context: object, params: types.CreateMessageRequestParams
     ) -> types.CreateMessageResult | types.ErrorData:
         del context
-        assert self._abilities.sample is not None, "only then is this a callback"
+        assert self._abilities.sample is not None, "otherwise this is not called"
         if self._free_slots.value == 0:
             return types.ErrorData(code=_DECLINED, message=_TOO_MANY_REQUESTS)
         said = tuple((message.role, _text_of(message.content)) for message in params.messages)
@@ -152,7 +152,7 @@ class Link:
             return types.ErrorData(code=types.INTERNAL_ERROR, message="the user could not be asked")
 
     async def _elicit(self, params: types.ElicitRequestParams) -> types.ElicitResult:
-        assert self._abilities.elicit is not None, "only then is this a callback"
+        assert self._abilities.elicit is not None, "otherwise this is not called"
         if self._free_slots.value == 0:
             return types.ElicitResult(action="decline")
         wanted = _as_json(params)
@@ -181,7 +181,7 @@ class Link:
         In a task of the SDK, a `KeyboardInterrupt` would stop the event loop before the session is closed. So
         `_send` raises it (`HostCodeFailed`) where the call waits.
         """
-        assert self._abilities.elicit is not None, "only then is this called"
+        assert self._abilities.elicit is not None, "otherwise this is not called"
         try:
             asked = self._abilities.elicit(request)
             if not inspect.isawaitable(asked):
@@ -269,10 +269,10 @@ class Link:
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the raw result, which the SDK's typed methods would change.
 
-        `ParamHeaders` may leave tools out. If the server asks for input that the host can give, the request
-        is sent again with this input. The server gets a notice if the caller is cancelled.
+        `ParamHeaders` may leave tools out of a listing. If the server asks for input that the host can give,
+        the request is sent again with this input. The server gets a notice if the caller is cancelled.
         `subscriptions/listen` opens a stream of changes, and `notifications/cancelled` ends one. Raises
-        `SdkError`; `HostCodeFailed`: a Ctrl-C in `elicit`.
+        `SdkError`, and `HostCodeFailed` after a Ctrl-C in `elicit`.
         """
         if method == LISTEN:
             return await self._subscriptions.listen(params)
@@ -301,8 +301,8 @@ class Link:
     async def _goes_on_without_session(self, error: SdkError) -> bool:
         """If the server has lost the session, try once to go on without one; return whether that works.
 
-        Another server at this address may have got the request. From revision 2026-07-28 on, no session is
-        needed. Once a tool was called, the loss is reported instead, because the session may have held state.
+        A load balancer may have chosen another server. From revision 2026-07-28 on, no session is needed.
+        Once a tool was called, the loss is reported instead, because the session may have held state.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause

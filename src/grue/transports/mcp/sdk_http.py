@@ -197,7 +197,7 @@ class Authorization:
         self._made: Authorizer | None = None
 
     async def send(self, request: httpx2.Request, send: Send) -> httpx2.Response:
-        """Send a request, with a token only to the server's origin; renew a token that is refused."""
+        """Send `request` by `send`. If it goes to the server's origin, add a token; renew a refused token."""
         if _origin(request.url) != self._origin:
             return await send(request)
         token = await self._authorizer().token() if self._made or self._store.may_have() else ""
@@ -248,7 +248,7 @@ _MAX_UNREAD = 1000  # most messages that are queued for the session before readi
 _MAX_UNSENT = 10_000  # most messages that may wait to be sent before the connection counts as broken
 _ROOM_POLL_S = 0.002
 
-_BETWEEN_GETS_S = 0.1  # at least: a server may repeatedly end its stream and ask for a new one at once
+_BETWEEN_GETS_S = 0.1  # shortest time: a server may repeatedly end its stream and ask for a new one at once
 _MAY_SPEAK_SSE = frozenset((400, 404, 405))  # how an SSE server refuses Streamable HTTP's first request
 _OTHER_ORIGIN_LOGGED = "Endpoint origin does not match"  # after it has logged this, the SDK waits for ever
 
@@ -296,7 +296,7 @@ class HttpStream(MessageStream):
         self._left = anyio.Event()
 
     async def carry(self) -> None:
-        """Carry messages until `leave` or the transport's end; no cancellation and no `break_off` ends it."""
+        """Carry messages until `leave` or the transport's end, even after a cancellation or `break_off`."""
         try:
             with library_logs_to(self.logged), self._scope:
                 await self._carry_until_finished()
@@ -646,5 +646,4 @@ def _content_type(response: httpx2.Response) -> str:
 
 @functools.cache
 def _tls(*, secure: bool) -> ssl.SSLContext:
-    # Cached, because reading the system's certificates is slow.
     return httpx2.create_ssl_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -13,8 +13,8 @@ A task is a tool call that the server has accepted and answers later. Its states
 |                   | message has changed                      |                                           |
 |                   | `tasks/get` is refused, or not readable  | asked again                               |
 |                   | this, `MAX_POLL_ERRORS` times in a row   | `tasks/cancel`; the call is refused       |
-| input_required    | the host answers; declines `elicit`, or  | working (experimental form: as completed) |
-|                   | has none                                 |                                           |
+| input_required    | the host answers, declines, or cannot be | working (experimental form: as completed) |
+|                   | asked (no `elicit`)                      |                                           |
 |                   | sampling is declined; other input is not | `tasks/cancel`; the call is refused       |
 |                   | offered                                  |                                           |
 | completed         | experimental form: `tasks/result`        | the result                                |

@@ -115,7 +115,7 @@ class TokenRecord(Struct, kw_only=True, omit_defaults=True):
 
 
 class TokenStore:
-    """The stored tokens of one server, by its URL, the grant and the client id.
+    """The stored tokens of one server. Its URL, the grant and the client id identify them.
 
     With an identity token, each person has tokens of their own. Writing may raise `AuthorizationRefused`.
     """
