@@ -472,7 +472,7 @@ def test_what_no_batch_can_do_is_said_before_anything_is_asked(tmp_path: Path) -
             Runner(llm=[one, replace(one, model="other")]) as runner,
             pytest.raises(MCPConfigError, match="chain"),
         ):
-            list(runner.map(requests(1), batch=tmp_path / "chain"))
+            runner.map(requests(1), batch=tmp_path / "chain")
         with Runner(llm=one) as runner:
             said = (UserText(text="Hello"),)
             (item,) = runner.map([replace(requests(1)[0], history=said)], batch=tmp_path / "talk")

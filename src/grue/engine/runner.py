@@ -500,7 +500,7 @@ class Runner(AsyncToolAccess, Closing):
             MCPError: With `batch`: the folder cannot be used, or another process uses it.
             ValueError: `concurrency` is no whole number of at least 1, `total` is no whole number of at least
                 0, or both `batch` and `resume_from` are given.
-            MCPConfigError: `requests` is a single request instead of an iterable of requests.
+            MCPConfigError: `requests` is a single request. Or with `batch`, `llm` is not one model.
         """
         with importing():  # here, so that a program's first turn does not wait for the import
             from grue.engine.batch import Batch, CompletedTurns, run_batch, with_bar

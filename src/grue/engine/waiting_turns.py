@@ -256,7 +256,7 @@ class _Turns(Generic[T]):
 def run_waiting(
     requests: Iterable[TurnRequest[T] | str], batch: Batch, batching: Batching
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
-    """Yield the result of each request, in order. Closing the iterator stops the work of this process."""
+    """Return an iterator of the results, in order. Closing the iterator stops the work of this process."""
     endpoint = batch.settings.wiring.endpoint
     if endpoint is None or len(endpoint.chain) > 1:
         what = "a factory of the host's" if endpoint is None else "a chain of models"
@@ -270,12 +270,16 @@ def run_waiting(
         wire=endpoint.profile.wire,
     )
     folder, form = as_path(batching.folder, "batch="), batch_form_of(endpoint.profile.wire)
-    with BatchFolder(folder, manifest, form, most_items=batching.most_items) as files:
-        rounds: _Rounds[T] = _Rounds(batch, batching, endpoint, files)
-        try:
-            yield from rounds.results(enumerate(requests))
-        finally:
-            rounds.end()
+
+    def results() -> Generator[BatchItem[TurnOutcome[T]], None, None]:
+        with BatchFolder(folder, manifest, form, most_items=batching.most_items) as files:
+            rounds: _Rounds[T] = _Rounds(batch, batching, endpoint, files)
+            try:
+                yield from rounds.results(enumerate(requests))
+            finally:
+                rounds.end()
+
+    return results()
 
 
 class _Rounds(Generic[T]):
