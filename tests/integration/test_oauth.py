@@ -453,6 +453,19 @@ def test_a_token_of_an_enormous_life_is_used_and_told(
     assert echoed(server) == "hi"
 
 
+@pytest.mark.parametrize("token", ["t\u00f6ken-0123456789", "tok\r\nX: y-0123456789"])
+def test_a_stored_token_that_no_header_can_carry_wants_a_login(guarded: Guarded, token: str) -> None:
+    server = logged_in(guarded)
+    change(server, access_token=token)
+    assert failure_of(server).needs_login
+    log_in(server, press_yes)
+    assert echoed(server) == "hi"
+    guarded.issuer.rewrite = rewriting(access_token=token)
+    change(server, access_token="gone-0123456789")
+    cause = failure_of(server).cause
+    assert cause.endswith("the authorization server issued a token that no header can carry")
+
+
 def test_a_damaged_file_of_tokens_is_told_too(guarded: Guarded) -> None:
     server = logged_in(guarded)
     change(server, expires_at=1e300)

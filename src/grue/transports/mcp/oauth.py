@@ -464,7 +464,8 @@ class Authorizer:
             except _SDK_ERRORS as error:
                 if _is_unavailable(self._last_status):
                     raise faults.server_unavailable(self._last_status) from None
-                words = " ".join(plain_text(self._redaction.redact_text(words_of(error))).split())
+                said_why = _UNFIT if isinstance(error, UnicodeEncodeError) else words_of(error)
+                words = " ".join(plain_text(self._redaction.redact_text(said_why)).split())
                 # `from None`, because the SDK's errors quote the answer, which may contain a token.
                 raise faults.authorization_failed(beginning(words, _ERROR_CHARS)) from None
             finally:
@@ -501,8 +502,17 @@ def _is_unavailable(status: int | None) -> bool:
     return status is not None and (status == httpx2.codes.TOO_MANY_REQUESTS or status >= 500)
 
 
+_UNFIT = "the authorization server issued a token that no header can carry"
+
+
+def _fits_a_header(token: str) -> bool:
+    return token.isascii() and token.isprintable() and token == token.strip()
+
+
 def _is_readable(record: TokenRecord) -> bool:
-    """Return whether the SDK can read the documents in a record, which another version may have stored."""
+    """Return whether the SDK can read a record, which another version or a person may have stored."""
+    if not _fits_a_header(record.access_token):
+        return False
     documents = (
         (shared.OAuthMetadata, record.metadata),
         (shared.ProtectedResourceMetadata, record.resource),
@@ -518,9 +528,8 @@ def _is_readable(record: TokenRecord) -> bool:
 
 
 def _record(url: str, tokens: shared.OAuthToken, issuer: str) -> TokenRecord:
-    token = tokens.access_token
-    if not (token and token.isascii() and token.isprintable() and token == token.strip()):
-        raise faults.authorization_failed("the authorization server issued a token that no header can carry")
+    if not (tokens.access_token and _fits_a_header(tokens.access_token)):
+        raise faults.authorization_failed(_UNFIT)
     now = time.time()
     return TokenRecord(
         url=url,
