@@ -243,19 +243,22 @@ class LineFile:
 
     def last_line(self) -> bytes:
         """Return the last line, with its newline if it has one; raises `TraceError` over `MAX_LINE_BYTES`."""
-        size = self.size
-        start = self._line_start(size - 1)
+        with self._closed_on_errors():
+            size = self.size
+            start = self._line_start(size - 1)
         if size - start > MAX_LINE_BYTES:
             raise TraceError(
                 f"The last line of the {self.what} {self.path} is too long: the file is damaged."
             )
-        return os.pread(self._fd, size - start, start)
+        with self._closed_on_errors():
+            return os.pread(self._fd, size - start, start)
 
     def cut_half_line(self) -> None:
         """Remove what follows the last newline. If it fails, close the file and raise `TraceError`."""
         with self._closed_on_errors():
             require_regular(self._fd)
-        self.cut(self._line_start(self.size))
+            start = self._line_start(self.size)
+        self.cut(start)
 
     def _line_start(self, end: int) -> int:
         while end > 0:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,23 @@ def test_after_a_write_that_failed_half_way_no_line_follows(
         file.write(b"third line")
     file.close()
     assert (tmp_path / "file").read_bytes() == b"first line\nsecond"
+
+
+@pytest.mark.parametrize("read", [LineFile.cut_half_line, LineFile.last_line])
+def test_a_file_that_cannot_be_read_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[LineFile], object]
+) -> None:
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    file = LineFile(tmp_path / "file", "log")
+    file.write(b"a line")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", broken)
+        with pytest.raises(TraceError, match="Input/output error"):
+            read(file)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.size  # noqa: B018 - it is closed
 
 
 @pytest.mark.parametrize("made", [os.mkfifo, os.mkdir])
