@@ -275,7 +275,7 @@ class _NoServersError(MCPConfigError, ValueError):
 
 
 class MCPConfig(pydantic.BaseModel):
-    """The configured MCP servers that are not disabled, as written and in the file's order."""
+    """The configured MCP servers that are not disabled, in the file's order; `${...}` is not expanded."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="ignore", hide_input_in_errors=True)
 

@@ -16,8 +16,8 @@ class Words(Struct, frozen=True, kw_only=True):
 
     Attributes:
         reasoning: Whether the piece belongs to the model's reasoning and not to its answer.
-        restart: `True`: the model is asked again, and its reply begins anew. Discard the pieces since the
-            last tool call, or all pieces of this input if there was no call. `text` is empty.
+        restart: `True`: the reply has failed, or another one replaces it. Discard the pieces since the last
+            tool call, or all pieces of this input if there was no call. `text` is empty.
     """
 
     text: str

@@ -203,7 +203,6 @@ class LLMClient:
         await call_in_daemon_thread(functools.partial(self._sleep, delay_s))
 
     def _supports_tool_calling(self, model: str, config: GameConfiguration | None = None) -> bool:
-        """Return whether the model may be offered tools."""
         return supports_tool_calling(model, config or self.config)
 
 

@@ -193,7 +193,7 @@ class MCPManager:
     async def call_tool(
         self, tool_name: str, arguments: Mapping[str, Any], timeout_seconds: float | None = None
     ) -> m.ToolCallResult:
-        """Call a tool, named `server.tool`. Every failure except a timeout is returned as an error result.
+        """Call the tool `server.tool`. A timeout raises `TimeoutError`; other failures give an error result.
 
         Concurrent calls are made one after the other. Cancelling one call does not affect the others.
         """
