@@ -34,7 +34,7 @@ from grue.cli.project import (
     only_started,
     project_tables,
 )
-from grue.cli.saying import say, shown_path
+from grue.cli.saying import GRUE, say, shown_path
 from grue.cli.tools import ListingNotices, drifts
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.project_tables import ZORKGPT
@@ -334,7 +334,7 @@ def _named_llm(config: GameConfiguration, *, chosen: bool) -> Iterator[Finding]:
         url = shown_endpoint(named.base_url)
         what = f"{shown_path(named.path)} names {printable(named.model)} at {url}"
         if chosen:
-            how = f"grue doctor --base-url {shlex.quote(url)} --model {shlex.quote(named.model)}"
+            how = f"{GRUE} doctor --base-url {shlex.quote(url)} --model {shlex.quote(named.model)}"
             yield Finding("note", f"{what}. To check that: {how}")
         else:
             try:
@@ -414,8 +414,8 @@ def _tools(
     if not said:
         return
     shown = [printable(each) for each in said[:_MOST_FAULTS]]
-    more = [f"... and {len(said) - len(shown)} more: grue tools"] if len(shown) < len(said) else []
-    how = ["If that is what you want: grue tools --lock"] if drifted else []
+    more = [f"... and {len(said) - len(shown)} more: {GRUE} tools"] if len(shown) < len(said) else []
+    how = [f"If that is what you want: {GRUE} tools --lock"] if drifted else []
     verdict: Verdict = "WRONG" if any(each.refused for each in drifted) else "note"
     heading = f"{name} ({known.source}): not all of its tools can be used as they are"
     yield Finding(verdict, "\n".join([heading, *shown, *more, *how]), lacking=f"tools of {name}")
@@ -561,8 +561,8 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
         yield Finding("WRONG", str(error))
         return
     if not settings.api_key and not named:
-        one = "grue doctor --base-url URL --model NAME checks one"
-        yield Finding("note", f"No LLM is configured: {one}. grue play --offline works without one.")
+        one = f"{GRUE} doctor --base-url URL --model NAME checks one"
+        yield Finding("note", f"No LLM is configured: {one}. {GRUE} play --offline works without one.")
         return
     for endpoint in chain:
         asked = endpoint.settings

@@ -15,7 +15,7 @@ import httpx
 import typer
 
 from grue.cli.project import own_python
-from grue.cli.saying import grue_from, say, shown_argument, shown_path
+from grue.cli.saying import GRUE, grue_from, say, shown_argument, shown_path
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.other_hosts import CopiedEntry, FoundServers, find_hosts, read_host
 from grue.errors import MCPConfigError
@@ -97,7 +97,7 @@ def _offered(folder: Path) -> list[FoundServers]:
             question = f"{each.host} has the servers {names}. Copy them, without secrets?"
             chosen += [each] if typer.confirm(question, default=False) else []
         else:
-            copy = f"grue init {shown_argument(folder)} --from {quote(str(each.path))}"
+            copy = f"{GRUE} init {shown_argument(folder)} --from {quote(str(each.path))}"
             say(f"found    servers of {each.host}: {names}. What to add for them: {copy}")
     return chosen
 

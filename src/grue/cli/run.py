@@ -135,7 +135,7 @@ def _run(options: RunOptions) -> RunResult:
     config = load_config(path)
     task = options.task or config.task
     if not task and options.resume is None:
-        fault = f"There is no task. Name one: grue run {shown_argument(path)} 'TASK'; or set `task`."
+        fault = f"There is no task. Name one: {GRUE} run {shown_argument(path)} 'TASK'; or set `task`."
         raise MCPConfigError(fault)
     _choose_model(config, options)
     folder = options.resume or options.run_dir or new_run_path(RUNS)

@@ -14,7 +14,7 @@ import msgspec
 
 from grue import messages as m
 from grue.cli.project import KnownServers, known_servers, named_server, only_started, watched_server
-from grue.cli.saying import say
+from grue.cli.saying import GRUE, say
 from grue.config.mcp_servers import configured_names
 from grue.config.settings import GameConfiguration
 from grue.engine.outside_turns.tool_client import ToolClient
@@ -54,7 +54,7 @@ def show(name: str | None, mcp_config: Path | None) -> None:
 def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
     """Print the sandbox of a preset or a server as a profile for macOS' `sandbox-exec`."""
     if name is None:
-        raise MCPConfigError("A profile is for one program: grue sandbox show SERVER --seatbelt.")
+        raise MCPConfigError(f"A profile is for one program: {GRUE} sandbox show SERVER --seatbelt.")
     box, cwd, start = _named(name, mcp_config)
     places = places_of(box, cwd=cwd, scratch=SCRATCH, **start)
     hidden = tuple(str(Path(cwd, Path(path).expanduser())) for path in box.hide)

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from grue.cli import saying
 from grue.cli.init import _say_what_is_next
 from grue.cli.saying import for_this_python, say_json, shown_argument
 
@@ -50,6 +52,13 @@ def test_a_path_with_unprintable_characters_can_be_pasted_into_a_shell(name: str
     assert argument.isprintable()
     said = subprocess.run(["bash", "-c", f"printf %s {argument}"], stdout=subprocess.PIPE, check=True).stdout
     assert said.removeprefix(b"./") == os.fsencode(name)
+
+
+def test_no_command_to_be_copied_calls_grue_by_its_bare_name() -> None:
+    bare = re.compile(r"""(?:["'] *|: |\. )grue [a-z-]+ (?:[a-z-]+ )?(?:-|\{|[A-Z])""")
+    sources = sorted(Path(saying.__file__).parent.rglob("*.py"))
+    assert len(sources) > 30
+    assert not [found[0] for path in sources for found in bare.finditer(path.read_text())]
 
 
 def test_init_prints_a_folder_that_begins_with_a_dash_for_cd(
