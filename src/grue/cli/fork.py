@@ -46,8 +46,8 @@ class Change(Struct, frozen=True, kw_only=True):
     system: str | None = None
     llm: dict[str, Any] = {}
     changes: dict[str, Any] = {}
-    tool_results: dict[str, Any] = {}  # by the ids of calls
-    tools: dict[str, tuple[m.ToolDefinition, ...]] = {}  # by the names of servers
+    tool_results: dict[str, Any] = {}  # results, by the ids of calls
+    tools: dict[str, tuple[m.ToolDefinition, ...]] = {}  # definitions, by the names of servers
 
 
 def fork_turn(

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from grue.cli.saying import say
 from grue.hosts import BUNDLED
 
-GROUP = "grue.hosts"  # the group of entry points that name modules which call `register_facts`
+GROUP = "grue.hosts"  # entry points of this group name modules that call `register_facts`
 _OURS = ("grue.cli.chat.facts", *(host.facts for host in BUNDLED.values() if host.facts))
 
 

@@ -84,7 +84,7 @@ def _of_fleet(folder: Path) -> str:
 
 
 def latest_trace() -> Path:
-    """Return the latest trace in `runs` or the working directory. Avoid failed and unfinished forks."""
+    """Return the latest trace in `runs` or the working directory. Avoids failed and unfinished forks."""
     found = [*traces_in(RUNS), *traces_in(Path())]
     if not found:
         raise MCPConfigError(

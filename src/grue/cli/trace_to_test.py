@@ -37,7 +37,7 @@ from grue.testing import decisions, llm_server
 from grue.testing.decisions import arguments_of
 from grue.tracing.message_words import failure_words
 
-_SHORT = 300  # characters of the longest result that a test asserts, and of the longest printed error
+_SHORT = 300  # the most characters of a result that a test asserts, and of a printed error
 
 _FIND_TOOLS = find_tools(()).name
 _NOT_AGAIN = ("timed_out", "died", "interrupted")
@@ -439,7 +439,7 @@ def _stand_in(tool: m.ToolDefinition, function: str, run: RecordedRun) -> Iterat
 
 
 def _functions(tools: Sequence[m.ToolDefinition]) -> dict[str, str]:
-    # No two names are equal, even if `_word` is equal for two tools.
+    # The names differ, even if `_word` returns the same text for two tools.
     functions: dict[str, str] = {}
     for tool in tools:
         functions[tool.name] = _unused(f"recorded_{_word(tool.name).lower()}", functions.values())

@@ -56,12 +56,12 @@ class Task(Struct, frozen=True, kw_only=True):
 
 
 class Job(Task, frozen=True, kw_only=True):
-    """One attempt that a worker is to make."""
+    """A task: make one attempt of an episode."""
 
     case: CaseFile
     keep: Keep = "all"
     prices: dict[str, Price] = {}
-    files: dict[str, str] | None = None  # SHA-256 by setting; `None`: do not check them
+    files: dict[str, str] | None = None  # the SHA-256 of files, by setting; `None`: do not check
     batch: bool = False
 
     def prepare(self) -> None:

@@ -120,7 +120,7 @@ class EpisodeRoom:
                 _append(self._folder / REQUESTS, [asked])
                 self._asked.add((key, tries))
             if permit is not None:
-                permit.settle(RequestOutcome())  # costs its reservation: the real cost is known hours later
+                permit.settle(RequestOutcome())  # charge the reservation: the real cost is known hours later
         self.waits = True
         raise llm.RequestPostponed(key)
 

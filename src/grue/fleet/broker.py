@@ -241,7 +241,7 @@ class Broker(Struct):
     under_way: int = 0
     window: float = SLOW_START  # how many requests the endpoint seems to take at one time
     overloads: int = 0
-    paused_until: float = -math.inf  # monotonic seconds; no request starts before
+    paused_until: float = -math.inf  # monotonic seconds; no request starts before this time
     refused: str = ""  # in words, the used-up limit for which `ask` last refused a request; empty: none
     _slow_start: bool = True
     _short: bool = False  # whether a request had to wait lately for the window or `concurrency`
@@ -384,7 +384,7 @@ _ACCOUNT = frozenset({"key", "credit"})
 
 
 def may_pass(kind: str, reason: str | None) -> bool:
-    """Return whether a later try may succeed: the network, the endpoint, the key or the account failed."""
+    """Return `True` if a later try may succeed, as the network, endpoint, key or account has failed."""
     return kind in _NETWORK or reason in _ACCOUNT
 
 

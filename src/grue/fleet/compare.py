@@ -117,7 +117,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
     score: str | None = None  # `None`: `score`, or the only score that the episodes have
     lower_is_better: bool = False
-    # the score of a failed episode; `None`: 0, but if lower is better, a failed episode is an error
+    # the score of a failed episode; `None`: 0, but if lower is better, a failed episode raises an error
     failed_as: float | None = None
     passing: float | None = None  # the worst score that passes; `None`: see `Passing.of`
     # cases with equal values of these settings depend on each other and form a group
@@ -614,7 +614,6 @@ def case_key(result: Result, no_case: AbstractSet[str]) -> str:
 
 
 def _groups(keys: Sequence[str], cluster: Sequence[str]) -> list[int]:
-    """Return each case's group, as a number from 0."""
     if not cluster:
         return [*range(len(keys))]
     numbers: dict[str, int] = {}

@@ -127,7 +127,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     work: KnownWork
     version: str
-    cases: Callable[[], Iterable[Case]]  # each call returns the same ones
+    cases: Callable[[], Iterable[Case]]  # each call returns the same cases
     keep: Keep = "all"
     prices: dict[str, Price] = {}
     limited: bool = False  # whether the broker, and not the driver, writes the ledger
@@ -160,7 +160,7 @@ class Driver:
         self._again: deque[Task] = deque()
         self._tries: dict[str, int] = {}
         self._last: deque[tuple[str, str]] = deque(maxlen=SAME_FAILURES)
-        self._presses = 0  # of Ctrl-C
+        self._presses = 0  # how often Ctrl-C was pressed
         self._cancelled = False
         self._stop: Finished | None = None
         self._batches = None if plan.batching is None else FleetBatches(folder.path, plan.batching)
@@ -388,7 +388,7 @@ class Driver:
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _end_without_commit(self, folder: EpisodeFolder, ended: AttemptEnd | Lost) -> AttemptEnd | None:
-        """Return how an attempt without a commit ended (`None`: cancelled). If it was lost, record that."""
+        """Return how an attempt without a commit ended (`None`: cancelled); record a lost attempt's end."""
         if isinstance(ended, AttemptEnd):
             if ended.outcome in ("infrastructure", "unpaid", "waiting"):
                 return ended

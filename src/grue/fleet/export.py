@@ -80,7 +80,7 @@ class Samples:
         self._row = row
         self._score = score
         self._asked: dict[int, _Request] = {}
-        # Replies by their `id()`. The dictionary keeps them alive, so that no other object gets the same id.
+        # The model's replies, by `id()`. The dictionary keeps them alive, so that their ids are not reused.
         self._kept: dict[int, m.AssistantReply] = {}
         self._users: set[str] = set()
         self._returned: set[m.CallId] = set()

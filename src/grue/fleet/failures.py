@@ -127,7 +127,7 @@ def _line(text: str) -> str:
 
 
 def _fixed(text: str) -> tuple[str, ...]:
-    """Return the pieces between a line's numbers, ids and quoted texts: equal for all texts of a group."""
+    """Return the pieces between a text's numbers, ids and quoted parts: equal for all texts of a group."""
     pieces, room = [], _MOST_TEXT
     for piece in _VARIES.split(_line(text)):
         if room <= 0:
@@ -138,7 +138,7 @@ def _fixed(text: str) -> tuple[str, ...]:
 
 
 def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
-    """Return one line for all `texts`: the shared pieces `fixed`, between them the most frequent values."""
+    """Return one line for all `texts`: the pieces `fixed`, with the most frequent values between them."""
     if len(set(texts)) == 1:
         return shortened(_line(texts[0]), 2 * _MOST_TEXT)
     values = [Counter[str]() for _ in fixed[1:]]

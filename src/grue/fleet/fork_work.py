@@ -217,7 +217,7 @@ def _turns_of(path: Path) -> Iterator[TurnToFork]:
     # Each resumption of a parked turn records another `RunTurn`. `parts` maps the number of each `RunTurn` to
     # the number of the first `RunTurn` of the same turn.
     parts: dict[int, int] = {}
-    last: dict[int, int] = {}  # the number of the first message of the last turn with each turn number
+    last: dict[int, int] = {}  # by turn number: the first message's number in the last such turn
     goes_on: set[int] = set()  # the numbers of the first messages of turns that continue a conversation
     episode = open_episode(path).header.episode
     for line, fork in with_forks(path, recorded_forks(path)):

@@ -62,7 +62,7 @@ def usable_case(done: str) -> Iterator[None]:
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
     """Add model, base URL (unless `offline`), `project` and `tool_lock`; may raise `MCPConfigError`."""
-    # The hashes `project` and `tool_lock` make another episode of a case if grue's tables or the lock change.
+    # The hashes `project` and `tool_lock` turn a case into a new episode if grue's tables or the lock change.
     completed = dict(settings)
     config, digest = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
     if settings.get("offline"):
@@ -163,7 +163,7 @@ def _is_left_out(path: Path) -> bool:
 
 @cached_in_a_run
 def _project(_folder: Path, changed_ns: int) -> tuple[GameConfiguration, str]:
-    """Return the settings in `pyproject.toml`, and a hash of grue's tables in it (without tables: "")."""
+    """Return the settings in `pyproject.toml`, and a hash of grue's tables in it ("" if it has none)."""
     config = GameConfiguration.of_project()
     tool = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("tool", {}) if changed_ns else {}
     tables = {name: tool[name] for name in _TABLES if name in tool}

@@ -217,7 +217,7 @@ class LocalEngine:
             self._drop(worker, Lost("timed_out", f"{what} within {limit_s:g} s", limit_s))
 
     def _hear(self, worker: "_Worker") -> None:
-        """Read a worker's line, if it is complete: mark the worker as ready, or report its job's end."""
+        """If a worker's line is complete, read it: mark the worker as ready, or report the end of its job."""
         line = worker.line()
         if line is None:
             return

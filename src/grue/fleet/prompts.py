@@ -42,7 +42,7 @@ class PromptCase(Struct, frozen=True, kw_only=True):
 class PromptRow(Struct, frozen=True, kw_only=True):
     """The results of one prompt over all cases. Failed turns count in `score` (0) and `failed` only."""
 
-    score: float  # mean
+    score: float  # mean over all cases
     passed: int  # cases with a score of 1 or more
     failed: int
     tokens: int  # tokens of requests and replies

@@ -86,7 +86,7 @@ class RayEngine:
             self._costs = accounts.costs()
         self._started = not ray.is_initialized()
         if self._started:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or Ray would report its usage
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # otherwise Ray reports usage statistics
             try:
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False)
             except (ConnectionError, RuntimeError, ValueError) as error:

@@ -28,7 +28,7 @@ _MOST_NAME = 300
 
 class _Scale(Struct, frozen=True, kw_only=True):
     score: str
-    failed_as: float  # the value with which a failed episode counts
+    failed_as: float  # the score of a failed episode
     passing: Passing
     axes: Sequence[str]
     redaction: Redaction

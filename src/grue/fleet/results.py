@@ -135,7 +135,7 @@ def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int
 
 
 def latest_results(fleet: Path) -> tuple[list[Result], int]:
-    """Do as `of_latest_sweep` with all episodes; but if none is in the latest sweep, return none."""
+    """Do the same as `of_latest_sweep` for all episodes. If none is in the latest sweep, return none."""
     found = list(results(fleet))
     ours = _latest_of(fleet, found)
     return ours, len(found) - len(ours)

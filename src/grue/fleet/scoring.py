@@ -306,7 +306,7 @@ class ScoreTally(Struct):
     """The counts of a run of scorers."""
 
     total: int = 0  # episodes that this run has to score
-    done: int = 0  # of these, those that have all scores now
+    done: int = 0  # those of `total` that have all scores now
     before: int = 0  # episodes that had all scores before this run
     failed: int = 0  # episodes whose scorers failed, died or took too long
     unpaid: int = 0  # episodes for which the budget refused a request

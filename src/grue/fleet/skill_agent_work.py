@@ -95,7 +95,7 @@ def _require_servers(trace: Path, optional: Collection[str]) -> None:
         if line.tag in _CONNECTING:
             body = line.envelope().body
             if isinstance(body, McpServersConnected):
-                failed = None  # the failure was that of an earlier process
+                failed = None  # an earlier process had failed, and this one has connected
             elif isinstance(body, McpConnectionFailed) and body.server_name not in optional:
                 failed = body
     if failed is not None:
@@ -118,7 +118,7 @@ def _llm(case: TaskCase, config: AgentConfig) -> LlmEndpoint:
 
 
 def _written(workspace: Path, original: Path) -> Iterator[str]:
-    """Yield the text of each file of up to 1 MiB in `workspace` that is not the same in `original`."""
+    """Yield the text of each file of up to 1 MiB in `workspace` that is new or differs from `original`."""
     for path in sorted(workspace.rglob("*")):
         if path.is_symlink() or not path.is_file() or path.stat().st_size > _MOST_FILE_BYTES:
             continue

@@ -101,7 +101,7 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             yield dict(self.settings)
 
 
-# The tables with fixed keys, by the place that msgspec's errors name.
+# The tables with fixed keys, by their places as msgspec's errors write them.
 _TABLES: dict[str, type[Struct]] = {
     "": Sweep,
     "grid[...]": Span,

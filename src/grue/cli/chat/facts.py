@@ -84,7 +84,7 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
     said: list[UserSaid] = field(default_factory=list)
     calls: dict[int, list[str]] = field(default_factory=dict)  # the names of called tools, by turn
     file: str = ""  # name of the conversation's file; empty if nothing was said
-    model: str = ""  # the last one chosen by `/model`; empty if none was
+    model: str = ""  # the last model chosen by `/model`; empty: none
     turn: int = 0
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:

@@ -89,7 +89,7 @@ class Field(Struct, frozen=True, kw_only=True):
 
     name: str
     label: str
-    kind: str = "string"  # as JSON Schema names types
+    kind: str = "string"  # the type's name in JSON Schema
     options: Mapping[str, str] = {}  # the values to choose from, and how each is shown; empty: any value
     default: str = ""
     required: bool = False
@@ -235,7 +235,7 @@ class Person:
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Ask until the value is valid; return it, `None` if left empty; `EOFError` if the input ends."""
+        """Ask until the value is valid, and return it; `None`: it was left empty. May raise `EOFError`."""
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
             if text is None:
