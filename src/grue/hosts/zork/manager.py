@@ -26,11 +26,11 @@ from grue.transports.mcp.client_options import ClientOptions
 
 
 class TurnUse(Struct, frozen=True):
-    """A turn that uses a manager; the time limit is that of `connect_session`, the deadline the turn's."""
+    """A turn that uses a manager."""
 
     note: Note
-    startup_timeout_s: float
-    deadline: float
+    startup_timeout_s: float  # the time limit of `connect_session`
+    deadline: float  # the end of the turn's time, in the event loop's time
 
 
 class _SessionNews:
@@ -225,7 +225,7 @@ class MCPManager:
         self._is_hurried = False
 
     def hurry(self) -> None:
-        """Give the server little time to exit, as after a cancellation, until the next `lend`."""
+        """From now until the next `lend`, give a server only little time to exit."""
         self._is_hurried = True
         if self._session is None and self._last_session is not None:
             self._last_session.hurry()

@@ -21,7 +21,7 @@ from grue.runtime.loops.host_code import ends_the_task
 from grue.runtime.processes.limits import ProcessLimits, ServerExit
 
 _SPARE_S = 1.0
-"""Seconds that `disconnect_session` gets beside the times that a server gets to exit."""
+"""Seconds that `disconnect_session` gets in addition to the time that a server gets to exit."""
 
 
 class SessionManager(Protocol):
@@ -48,8 +48,8 @@ class ManagerConnection:
     an error if a task group is left in another task, or in other cancel scopes.
 
     `disconnect_session` is called once for each `connect_session` that succeeded or was cancelled, and not if
-    `connect_session` raised. It is not cancelled when the turn is, but at its time limit: a second more than
-    a server gets to exit. If less is left of the turn's time, that is the limit.
+    `connect_session` raised. A cancelled turn does not cancel it. Its time limit is one second more than a
+    server gets to exit, or what is left of the turn's time if that is less.
     """
 
     report_s = 0.0
