@@ -98,8 +98,8 @@ class ConfinedFolder:
                 before = os.lstat(name, dir_fd=folder)
                 _require_file(path, before)
                 mode = stat.S_IMODE(before.st_mode)
-            # With a fixed name, the next write replaces the draft of a killed process. If the folder cannot
-            # be locked, another writer may be using that name, so take a random name.
+            # Give the draft a fixed name: the next write then replaces one that a killed process has left.
+            # But if the folder cannot be locked, another writer may be using that name: take a random one.
             fixed = f".{hashlib.sha256(name.encode()).hexdigest()[:16]}.part"
             draft = fixed if _is_only_writer(folder) else None
             write_whole(Path(name), content, mode=mode, fsync=True, draft=draft, dir_fd=folder)

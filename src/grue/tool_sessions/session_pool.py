@@ -142,7 +142,7 @@ turn before waits for its model. `kept`: in the first turn or call that needs it
 
 
 class SessionPool:
-    """Holds open sessions for turns that run one at a time. For the episode's event loop only."""
+    """The sessions of turns that run one at a time. Use the pool only in the episode's event loop."""
 
     # Cancelling `group` closes all connections. `opened`: servers with which a turn has had an open session.
 
@@ -322,7 +322,7 @@ class _SessionUser:
 class LeasedConnection(_SessionUser):
     """A `ToolConnection` that a turn leases from the pool. At its exit the connection is given back."""
 
-    # `prewarmed`: a connection of the pool, also a kept one; `None`: `connect` makes a new one. Opening,
+    # `prewarmed`: a prewarmed or kept connection of the pool; `None`: `connect` makes a new one. Opening,
     # listing and calls end at `deadline`, on the event loop's clock.
 
     def __init__(

@@ -466,7 +466,7 @@ class LlmEndpoint:
     def first(self, now_s: float, *, tools: bool) -> LlmEndpoint:
         """Return the first endpoint of the chain whose `breaker` is not open, or else the first of the chain.
 
-        With `tools`, only endpoints that take tools count; if none does, `self`. `now_s`: the loop's clock.
+        With `tools`, only endpoints that take tools count; if none does, `self`. `now_s`: the loop's time.
         """
         if len(self.chain) == 1:
             return self
@@ -480,7 +480,7 @@ class LlmEndpoint:
     def after(self, tried: Sequence[LlmEndpoint], now_s: float, *, tools: bool) -> LlmEndpoint | None:
         """Return the endpoint of the chain to ask after those in `tried`; `None`: no endpoint is left.
 
-        With `tools`, it must take tools. One with an open `breaker` comes last. `now_s`: the loop's clock.
+        With `tools`, it must take tools. An endpoint whose `breaker` is open at `now_s` comes last.
         """
         left = [each for each in self.chain if each not in tried and (not tools or each.takes_tools)]
         return min(left, key=lambda each: each.breaker.is_open(now_s), default=None)
@@ -499,7 +499,7 @@ class LlmEndpoint:
     def uncounted(self, now_s: float) -> LlmEndpoint | None:
         """Return an endpoint of the chain whose replies may have no known cost; `None`: all costs are known.
 
-        One that never reports a cost is preferred, then the one that is asked now. `now_s`: the loop's clock.
+        An endpoint that never reports a cost is preferred, then the one that is asked first at `now_s`.
         """
         first = self.first(now_s, tools=False)
         return min(

@@ -759,7 +759,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked when a fleet's broker 
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
-    """A request of `prompt_bytes` to send. `max_tokens` limits its reply; `None`: no limit is set."""
+    """A request to send, whose body has `prompt_bytes`. `max_tokens` limits the reply; `None`: no limit."""
 
     model: str
     prompt_bytes: _Count

@@ -43,5 +43,5 @@ class _ToReceiver(logging.Filter):
         return receive is None
 
 
-for _name in LOGGERS:  # for each, because a logger's filter does not get the records of its children
+for _name in LOGGERS:  # not only for parents: a logger's filter does not get the records of its children
     logging.getLogger(_name).addFilter(_ToReceiver())

@@ -30,7 +30,7 @@ from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer
 
-MAX_TOOL_BYTES = 256 * 1024  # the most of one definition: each request to the model carries all of them
+MAX_TOOL_BYTES = 256 * 1024  # the most of one definition: each request to the model carries all definitions
 _MOST_LISTED_BYTES = 8 * 2**20  # after more than this, no further page is read
 _NAME_CHARS = 1000
 
@@ -217,7 +217,7 @@ class ListingCache:
             return
 
     def faults(self) -> Iterator[str]:
-        """Yield a sentence, with the reason, for the folder or each stored file that is not used."""
+        """Yield a sentence for each stored file that is not used, or for the folder, that says why."""
         try:
             _require_own(os.lstat(self.folder), folder=True)
             files = sorted(self.folder.iterdir())

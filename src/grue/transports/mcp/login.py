@@ -27,7 +27,7 @@ from grue.transports.mcp.sdk_http import asks_for_token
 from grue.transports.mcp.token_store import TokenRecord, token_store
 
 _PATH = "/callback"
-_ANSWERS = frozenset(("code", "error"))  # the browser's return from a login has one of them
+_ANSWERS = frozenset(("code", "error"))  # when the browser returns from a login, its request has one of these
 _PAGE = "<!doctype html><meta charset=utf-8><title>grue</title><p>{words}</p>"
 
 
@@ -211,7 +211,7 @@ async def _answer(
 
 
 def log_out(server: HttpServer) -> tuple[bool, bool]:
-    """Forget a server's tokens; return (any were stored, they were revoked). Raises `LoginRefused`."""
+    """Forget a server's tokens; return whether any were stored, and were revoked. Raises `LoginRefused`."""
     store = token_store(server)
     try:
         record = store.load()

@@ -543,7 +543,7 @@ def _record(url: str, tokens: shared.OAuthToken, issuer: str) -> TokenRecord:
 
 
 class _Storage:
-    """The SDK reads tokens and the client's registration from here. `Authorizer` stores new ones."""
+    """Gives the SDK the stored tokens and the client's registration. `Authorizer` stores new ones."""
 
     # Not a Struct, whose `repr` would show the tokens.
     def __init__(self, auth: OAuth, record: TokenRecord | None = None, person: Person | None = None) -> None:
@@ -553,7 +553,7 @@ class _Storage:
         self.issued: shared.OAuthToken | None = None
 
     async def get_tokens(self) -> shared.OAuthToken | None:
-        """Return the stored tokens; `None`: there are none, or a person is logging in to obtain new ones."""
+        """Return the stored tokens; `None`: none are stored, or a person is logging in to obtain new ones."""
         record = self.record
         if record is None or not record.access_token or self.person is not None:
             return None

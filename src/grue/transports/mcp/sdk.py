@@ -488,7 +488,7 @@ _NAME_CHARS = 80
 
 
 class ParamHeaders:
-    """Makes HTTP headers of arguments, for load balancers, where a tool's schema has `x-mcp-header`."""
+    """Makes HTTP headers, for load balancers, of the arguments that a schema marks by `x-mcp-header`."""
 
     def __init__(self, notify: server_requests.Notify) -> None:
         self._notify = notify

@@ -550,7 +550,7 @@ class _Client(httpx2.AsyncClient):
     async def _read(
         self, request: httpx2.Request, response: httpx2.Response, head: "_Head"
     ) -> httpx2.Response | WireFault:
-        """Return a response for the SDK, or the fault. Queue any answer except a success of `initialize`."""
+        """Return a response for the SDK, or the fault. Queue the answer, except a success of `initialize`."""
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return WireFault(f"its answer is longer than {self._max_message_bytes} bytes", ends_session=False)

@@ -181,10 +181,7 @@ class TaskOfCall(Struct):
                     return ended
 
     async def _state(self) -> tasks.TaskMove:
-        """Ask for the task's state, and return what to do next.
-
-        Raises `ServerFailed`; and `ToolRefusedError` if `MAX_POLL_ERRORS` answers in a row could not be used.
-        """
+        """Ask for the task's state, and return what to do next. Raises as `result` does."""
         try:
             answer = await self.ask("tasks/get", {"taskId": self.task.task_id})
             move = tasks.next_move(answer, self.form, self._answered)
