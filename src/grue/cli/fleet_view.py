@@ -69,7 +69,7 @@ def print_status(directory: Path, *, as_json: bool) -> None:
     if spent.requests:
         say(f"  spent {counted(spent.requests, 'request')}, {spent.tokens:,} tokens, ${spent.money_usd:,.2f}")
     for name, several in (("versions of grue", versions), ("answering models", models)):
-        if len([value for value in several if value]) > 1:  # empty: an episode without an answer
+        if len([value for value in several if value]) > 1:  # an empty value is not known
             mixed = ", ".join(f"{value or 'unknown'} ({count:,})" for value, count in several.most_common())
             say(f"  several {name}: {mixed}")
 

@@ -50,5 +50,5 @@ class Terminal:
             try:
                 left = left[os.write(self._fd, left) :]
             except BlockingIOError:
-                # Another program that shares the terminal has set O_NONBLOCK: wait until it takes more.
+                # Another program on this terminal has set O_NONBLOCK: wait until the terminal takes more.
                 select.select([], [self._fd], [])

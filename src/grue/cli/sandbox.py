@@ -170,7 +170,7 @@ def _lines(file: Iterable[str]) -> Iterator[str]:
 
 
 def _named(name: str, mcp_config: Path | None) -> tuple[Sandbox, str, Start]:
-    """Return the sandbox of a preset (for a shell) or a server, the working directory and the program."""
+    """Return the sandbox, working directory and program of a server, or of a preset (with a shell)."""
     if name in get_args(Preset):
         start = Start(program="/bin/sh", args=(), env=dict(os.environ))
         return Sandbox(preset=name), os.getcwd(), start  # type: ignore[arg-type]  # noqa: PTH109

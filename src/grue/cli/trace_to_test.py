@@ -270,7 +270,7 @@ def _body(run: RecordedRun, named: dict[str, str], spec: str, path: Path) -> Ite
 
 
 def _recorded_spec(run: RecordedRun) -> str:
-    """Return Python source of an `AnswerSpec`; empty: not needed, each answer was the model's text itself."""
+    """Return Python source of an `AnswerSpec`; empty: not needed, as each answer was the model's text."""
     form, fallback = run.begun.answer, run.begun.fallback
     answers, refused = _read(run)
     as_written = not refused and all(text == found for text, found in answers.items())

@@ -67,7 +67,7 @@ class EpisodeRoom:
     """Answers the requests of one attempt with stored replies, and stores the requests that have no reply."""
 
     def __init__(self, folder: Path, count: RequestCount) -> None:
-        self.waits = False  # whether the attempt has made a request that has no reply yet
+        self.waits = False  # `True` once a request of the attempt waits for its reply
         self._folder = folder
         self._count = count
         self._seen: Counter[str] = Counter()
@@ -259,7 +259,7 @@ class FleetBatches:
             )
             form = batch_form_of(asked.wire)
             place = self._folder / BATCHES / name
-            # Drop what earlier runs have not sent: it may be of another sweep. `add` stores what we want.
+            # Drop what earlier runs did not send: it may belong to another sweep. `add` stores what we want.
             most = self._batching.most_items
             files = BatchFolder(place, manifest, form, most_items=most, keep_unsent=False)
             self._models[name] = _Model(files, llm.LlmEndpoint(settings), self._batching)

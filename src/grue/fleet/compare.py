@@ -179,7 +179,7 @@ class CaseChange(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(Struct, frozen=True, kw_only=True):
-    """The result of a comparison, which is about the cases that both sides have played."""
+    """The result of a comparison. It covers only the cases that both sides have played."""
 
     a: Side
     b: Side

@@ -53,7 +53,7 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @work(files=("trace",), scores=_SCORES, settings=ForkCase)
 def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Repeat a recorded turn, or fork it; raises an `MCPError`, such as `ForkMissed`, if that fails."""
+    """Repeat a recorded turn, or fork it; raises an `MCPError`, such as `ForkMissed`, if the fork fails."""
     settings = msgspec.convert(case, ForkCase)
     run = read_run(settings.trace, settings.turn, settings.at)
     ends = (each.body for each in reversed(run.envelopes) if isinstance(each.body, m.TurnEnd))

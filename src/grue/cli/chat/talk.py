@@ -79,8 +79,8 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
     endpoint: LlmEndpoint
     servers: dict[str, McpServer]
     runner: RunnerOptions
-    notes: tuple[str, ...] = ()  # about settings without effect and unusable servers
-    learned: Callable[[], tuple[str, str]] | None = None  # from `watched_server`; `None` without `--learn`
+    notes: tuple[str, ...] = ()  # notices about settings without effect and unusable servers
+    learned: Callable[[], tuple[str, str]] | None = None  # made by `watched_server`; `None` without `--learn`
 
 
 def wire_chat(options: ChatOptions) -> ChatWiring:
