@@ -137,7 +137,7 @@ def _has_begun(folder: Path) -> bool:
 
 
 def refuse_script(recorded: RecordedRun, trace: Path, change: Change) -> None:
-    """Refuse to fork a turn that a script of `--offline` has answered, unless `--base-url` is given."""
+    """Raise `MCPConfigError` if `--offline`'s script answered the turn and `change` names no endpoint."""
     asks = recorded.asks(recorded.place(None))
     if asks is not None and asks.address == OFFLINE_URL and change.base_url is None:
         raise MCPConfigError(

@@ -72,7 +72,7 @@ def shown(text: str) -> str:
 
 
 def say_page(page: Path, open_browser: bool, content: str = "") -> None:
-    """Print where an HTML page was written, followed by `content`; open it in a browser if asked to."""
+    """Print where an HTML page was written, followed by `content`; with `open_browser`, open the page."""
     say(f"Wrote {shown_path(page)}{content}")
     if open_browser and not webbrowser.open(page.absolute().as_uri()):
         say("There is no browser to show it; open the file yourself.", err=True)
