@@ -302,7 +302,7 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
         if arguments is None and _at_a_terminal() and not adding.yes:
             question = "Its arguments, as in a shell (none: press Enter)"
             arguments = _words(typer.prompt(question, default="", show_default=False))
-        # The server may be started in another folder later, and its box is given absolute paths only.
+        # The server may be started in another folder later, and its sandbox takes absolute paths only.
         absolute = [_absolute(each) if "/" in each and _exists(each) else each for each in arguments or ()]
         return descriptions.package_description(kind, rest, absolute)
     if path.is_file() or (path.suffix == ".json" and "://" not in source):
