@@ -99,7 +99,7 @@ class Parameters:
 
     def _require_name(self, parameter: inspect.Parameter) -> None:
         by_name = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if not by_name or parameter.name.startswith("__"):  # msgspec has no fields with such names
+        if not by_name or parameter.name.startswith("__"):  # msgspec refuses a field such as `__name`
             raise MCPConfigError(
                 f"The function behind the tool '{self._tool}' has the parameter '{parameter}', which cannot "
                 "be given by name. Use plain or keyword-only parameters."
@@ -710,7 +710,7 @@ def _in_thread(call: functools.partial[Any]) -> Any:
     try:
         return call()
     except BaseException as error:
-        # Wrap it, because Python replaces a StopIteration that leaves a coroutine by a RuntimeError.
+        # Wrap it: a StopIteration would become a RuntimeError, a KeyboardInterrupt would stop the event loop.
         raise HostCodeFailed(error) from error
 
 

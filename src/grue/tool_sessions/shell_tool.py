@@ -111,7 +111,7 @@ class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))
         except ValueError as error:
             raise MCPConfigError(f"ShellTool: sandbox {error}.") from None
-        if not os.path.isdir(self.folder):  # noqa: PTH112 - `Path.is_dir` raises if this user may not look
+        if not os.path.isdir(self.folder):  # noqa: PTH112 - never raises
             named = os.fspath(self.folder)
             raise MCPConfigError(
                 f"ShellTool: the folder {named!r} does not exist, or this user may not enter it."

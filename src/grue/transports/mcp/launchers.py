@@ -39,7 +39,7 @@ def _if_readable(look: Callable[[StdioServer], T | None]) -> Callable[[StdioServ
     def found(server: StdioServer) -> T | None:
         try:
             return look(server)
-        except (OSError, RuntimeError):  # RuntimeError: `Path.resolve` has met a loop of links
+        except (OSError, RuntimeError):  # RuntimeError: before Python 3.13, for a loop of links
             return None
 
     return found

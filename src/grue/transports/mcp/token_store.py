@@ -150,7 +150,7 @@ class TokenStore:
 
     def may_have(self) -> bool:
         """Return whether the file exists, which may have tokens. The file is not read."""
-        return os.path.exists(self.file)  # noqa: PTH110 - `Path.exists` raises if the folder may not be read
+        return os.path.exists(self.file)  # noqa: PTH110 - never raises
 
     @property
     def place(self) -> str:
