@@ -382,7 +382,10 @@ def sweep(tmp_path: Path, count: int) -> Path:
 
 def grue(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [str(GRUE), *map(str, words)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=HANG_S, check=False)
+    found = {**os.environ, "PATH": f"{GRUE.parent}{os.pathsep}{os.environ['PATH']}"}  # it names itself `grue`
+    return subprocess.run(
+        command, cwd=cwd, env=found, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
 
 
 @pytest.mark.slow
