@@ -78,7 +78,7 @@ class MissingDependencyError(MCPConfigError, ImportError):
 
 
 class SandboxError(MCPError):
-    """A box (a sandbox around a server's process) cannot be made.
+    """The sandbox of a server or a command cannot be made.
 
     Attributes:
         problem: What is wrong, in a sentence.

@@ -129,7 +129,7 @@ class ToolDefinition(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=F
         full_name: The canonical name, if it is not `{server}.{tool}`, as for built-in tools; else empty.
         annotations: The server's statements about the tool's behaviour; untrusted. `None`: no statements.
         trusted: grue trusts the annotations, for example because the tool lock holds this definition.
-        boxed: The tool's server or command runs in a box (a sandbox), and this machine enforces all limits.
+        boxed: The tool's server or command runs in a sandbox, and this machine enforces all limits.
     """
 
     server: ServerName
@@ -1012,8 +1012,8 @@ class SessionOpened(Message, frozen=True, kw_only=True):
         pid: Id of the server's process; `None`: the server is not a process that grue has started.
         serves_unlisted: Whether tools that are not in the list can be called too.
         address: The URL of an MCP server over HTTP, without secrets; empty for others.
-        box: A text about the box (a sandbox) of the server or its commands: what they can reach, and which
-            limits this machine cannot enforce. Empty: there is no box.
+        box: A text about the sandbox of the server or its commands: what they can reach, and which
+            limits this machine cannot enforce. Empty: there is no sandbox.
 
     Source: R6.8, P8
     """

@@ -157,7 +157,7 @@ class ToolRule(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_de
         destructive: As `read_only`.
         idempotent: As `read_only`.
         open_world: As `read_only`.
-        boxed: `True`: match only tools whose server or command runs in a box (a sandbox) that this machine
+        boxed: `True`: match only tools whose server or command runs in a sandbox that this machine
             enforces completely. `False`: match only other tools. `None`: any.
         verdict: What happens to a call of a matching tool.
         max_calls: The most calls of each matching tool in one turn, those that a person has denied included;

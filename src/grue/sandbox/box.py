@@ -76,7 +76,7 @@ class HostPort(Struct, frozen=True):
 
 
 class Sandbox(Struct, metaclass=ByName, frozen=True, kw_only=True):
-    """What a program in this box may do. The kernel and grue's proxy enforce it.
+    """What a program in this sandbox may do. The kernel and grue's proxy enforce it.
 
     Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` is
     converted to text. A folder stands for everything in it. The program may also use what `preset` says, and
@@ -88,13 +88,13 @@ class Sandbox(Struct, metaclass=ByName, frozen=True, kw_only=True):
         read: Files and folders that the program may read.
         write: Files that the program may read and write, and folders in which it may also make, rename and
             delete files. All have to exist.
-        hide: Files and folders that the program may not access, although they are in a folder that the box
-            opens. A folder that contains a hidden file or folder, at any depth, cannot be listed, and nothing
-            can be made, deleted or renamed in it.
+        hide: Files and folders that the program may not access, although they are in a folder that the
+            sandbox opens. A folder that contains a hidden file or folder, at any depth, cannot be listed, and
+            nothing can be made, deleted or renamed in it.
         execute: Programs that the program may start, besides itself, `/bin/sh` and the dynamic loader. A name
             without `/` is looked up in the program's `PATH`. `None`: any program of the system and of the
-            folders that the box opens. All programs that it starts are in the same box. A hostile program can
-            get around the list: it can load the code of any file that it may read.
+            folders that the sandbox opens. All programs that it starts are in the same sandbox. A hostile
+            program can get around the list: it can load the code of any file that it may read.
         network: `True`: any host. `False`: none. A list of hosts such as `example.com:443`: only TCP
             connections to these; grue runs a proxy through which the program reaches hosts by name. `None`:
             the preset decides.
@@ -106,7 +106,7 @@ class Sandbox(Struct, metaclass=ByName, frozen=True, kw_only=True):
         open_files: How many files each process may have open; `None`: as many as grue's own process.
         file_mb: Size to which a file that the program writes may grow, in MiB; `None`: no limit.
         cpu_s: Seconds of processor time of each process; `None`: no limit.
-        required: `True`: a program is not started if this machine cannot enforce all of its box. `False`:
+        required: `True`: a program is not started if this machine cannot enforce all of its sandbox. `False`:
             grue enforces what the machine can, and warns of what is missing.
 
     Raises:

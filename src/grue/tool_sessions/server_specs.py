@@ -214,7 +214,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
             commonly need. `none`: nothing. Without a PATH, the command is looked up on the host's.
         cwd: Working directory; `None`: the host's working directory.
         sandbox: What the program may read, write, start and connect to: a `Sandbox`, or a preset's name
-            (`pure`, `files`, `web`). `None`: no box; the program may do whatever the host may do.
+            (`pure`, `files`, `web`). `None`: no sandbox; the program may do whatever the host may do.
 
     Source: R3.2, P7
     """

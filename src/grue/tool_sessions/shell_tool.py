@@ -70,8 +70,8 @@ class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True):
         max_written_bytes: A command that writes more to both output streams together is ended.
         limits: How long a command may take to end after SIGTERM, before it gets SIGKILL.
         sandbox: What a command may read, write, start and connect to: a `Sandbox`, or a preset's name. The
-            preset `files` gives access to `folder`. A path in the model's arguments does not widen the box.
-            `None`: no box; a command may do whatever the host may do.
+            preset `files` gives access to `folder`. A path in the model's arguments does not widen the
+            sandbox. `None`: no sandbox; a command may do whatever the host may do.
 
     Raises:
         MCPConfigError: For example, the folder does not exist, or `shell` is set with an allow-list.
