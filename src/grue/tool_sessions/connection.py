@@ -117,7 +117,7 @@ _WithBlocks: TypeAlias = tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]
 
 
 # The functions below call methods that not every connection has. They look for a method by its name, because
-# an `isinstance` test with a protocol takes longer than a typical call of a function tool.
+# an `isinstance` test with a protocol is much slower.
 
 
 async def refusal(connection: ToolConnection, tool: str, arguments: m.JsonObject) -> str | None:
