@@ -84,7 +84,7 @@ def is_closed(error: SdkError, stream: MessageStream) -> bool:
 def encode_large(message: types.JSONRPCMessage) -> bytes:
     """Return a large message as JSON. Pydantic's encoder would hold the GIL three times as long."""
     try:
-        return msgspec.json.encode(message.model_dump(by_alias=True, exclude_unset=True))
+        return msgspec.json.encode({name: each for name, each in message if name in message.model_fields_set})
     except (ValueError, TypeError):  # msgspec cannot encode this message
         return encode_message(message)
 
