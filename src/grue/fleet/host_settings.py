@@ -100,7 +100,7 @@ def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -
 
 
 def continue_interrupted(episode: Episode) -> bool:
-    """Copy the interrupted attempt's files into the new attempt; `False`: no attempt was interrupted."""
+    """Copy the interrupted attempt's files into the new attempt; `False`: `interrupted` is `None`."""
     if episode.interrupted is None:
         return False
     ignored = shutil.ignore_patterns(*LEFT_OUT)

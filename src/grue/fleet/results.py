@@ -174,7 +174,7 @@ def require_settings(found: Iterable[Result], names: Iterable[str], whose: str =
 
 
 def require_score(found: Iterable[Result], score: str) -> str:
-    """Return "" if an episode has `score`, or none has scores. Else return a warning, or raise an error."""
+    """Return "" if an episode has `score` or none has scores; else a warning, or raise `FleetError`."""
     # Warn only if `score` is the default, which the user may not have chosen.
     known = {name: None for each in found for name in each.scores}
     if not known or score in known:
