@@ -23,7 +23,9 @@ class TurnSlice(Struct):
     again: bool = False  # whether the turn number has not risen: the host runs turns again
     begun: bool = False  # whether the turn's `RunTurn` has arrived
     over: bool = False  # whether the turn has ended or crashed
-    overtaken: bool = False  # whether a `RunTurn` began the newest slice, and this one got nothing since
+    overtaken: bool = False  # whether a later turn has begun and ended, and this one got nothing meanwhile
+    began: int = 0  # number of the turn's first `RunTurn`
+    last: int = 0  # number of the slice's last message
     envelopes: list[EpisodeEnvelope] = field(default_factory=list)
 
     @property
@@ -78,8 +80,6 @@ class TurnSplitter:
             while self.slices:
                 yield self.slices.popleft()
         elif turn and own is None:
-            for turn_slice in self.slices:
-                turn_slice.overtaken = runs
             while self.slices and (self.slices[0].complete or len(self.slices) > _MOST_AT_ONCE):
                 yield self.slices.popleft()
         else:
@@ -105,8 +105,15 @@ class TurnSplitter:
         turn_slice.envelopes.append(envelope)
         turn_slice.resumed = turn_slice.resumed or resumes
         turn_slice.begun = turn_slice.begun or isinstance(body, m.RunTurn)
-        turn_slice.over = turn_slice.over or isinstance(body, m.TurnEnd | ActorFailed)
-        turn_slice.overtaken = False
+        turn_slice.began = turn_slice.began or (envelope.seq if turn_slice.begun else 0)
+        turn_slice.overtaken, turn_slice.last = False, envelope.seq
+        if isinstance(body, m.TurnEnd | ActorFailed):
+            turn_slice.over = True
+            # If the trace breaks off while turns run in parallel, what follows from the last message of one
+            # turn may be missing although another turn has begun since. In the time of a whole turn it would
+            # have been recorded.
+            for other in self.slices:
+                other.overtaken = other.overtaken or other.last < turn_slice.began
         return turn_slice
 
     def _is_late(self, turn: int) -> bool:

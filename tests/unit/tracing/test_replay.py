@@ -229,6 +229,17 @@ def test_the_turn_that_was_cut_off_before_a_resume_replays_as_far_as_it_goes(tmp
     assert first(replay([*cut, *whole])) is not None, "without a word of it, a turn does not just stop"
 
 
+def test_a_trace_that_breaks_off_in_parallel_turns_replays_as_far_as_it_goes(tmp_path: Path) -> None:
+    envelopes = scene("tools", tmp_path)
+    cut = envelopes[: place_of(envelopes, CallTools)]
+    other = [envelope for envelope in envelopes if envelope.turn == 2]
+    assert isinstance(other[-1].body, TurnCompleted)
+    for size in range(1, len(other)):
+        ends = [(turn.end, turn.divergence) for turn in replay([*cut, *other[:size]])]
+        assert ends == [("unfinished", None)] * 2
+    assert first(replay([*cut, *other])) is not None, "in the time of a whole turn, a turn does not just stop"
+
+
 def test_what_lay_unread_in_the_mailbox_when_time_was_up_is_not_taken_for_read(tmp_path: Path) -> None:
     envelopes = scene("deadline", tmp_path)
     place = place_of(envelopes, DeadlinePassed)

@@ -69,8 +69,23 @@ def test_a_second_run_of_a_batch_begins_chapters_anew() -> None:
     found = split("run 1", "run 2", "end 1", "run 3", "run 2", "end 2", "run 3", "end 3")
     assert [turn_slice.turn for turn_slice in found] == [1, 2, 3, 2, 3]
     assert [turn_slice.again for turn_slice in found] == [False, False, False, True, False]
-    assert [turn_slice.cut_off for turn_slice in found] == [False, False, True, False, False]
+    assert [turn_slice.cut_off for turn_slice in found] == [False, True, True, False, False]
     assert all(sum(isinstance(e.body, RunTurn) for e in turn_slice.envelopes) == 1 for turn_slice in found)
+
+
+@pytest.mark.parametrize(
+    ("said", "cut_off"),
+    [
+        (("run 1", "say 1", "run 2", "say 2"), [True, True]),
+        (("run 1", "say 1", "run 2", "say 2", "end 2"), [False, False]),
+        (("run 1", "run 2", "say 1", "say 2", "end 2"), [True, False]),
+        (("run 1", "run 2", "say 2", "end 2", "say 1"), [True, False]),
+    ],
+)
+def test_a_turn_is_overtaken_by_a_whole_turn_without_a_word_of_it(
+    said: tuple[str, ...], cut_off: list[bool]
+) -> None:
+    assert [turn_slice.cut_off for turn_slice in split(*said)] == cut_off
 
 
 @pytest.mark.parametrize("first", [("run 1", "say 1"), ("run 1", "say 1", "end 1")], ids=["cut off", "ended"])
