@@ -69,7 +69,7 @@ def test_thirty_turns_are_the_same_in_every_format_saved_and_loaded_at_each_turn
     assert [request.refused for request in server.requests if request.refused] == []
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(server.requests) == 40
-    assert len({json.dumps(request.body["tools"]) for request in server.requests}) == 1
+    assert len({json.dumps(request.chat["tools"]) for request in server.requests}) == 1
     assert changed_prefixes(server, wire) == 0
 
 

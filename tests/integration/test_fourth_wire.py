@@ -17,11 +17,15 @@ from grue.messages import TextDelta
 from grue.policies import Batching
 from grue.protocol.chat_wire.batch_forms import batch_form_of
 from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.profile import ModelSettings
 from grue.protocol.chat_wire.wire_format import Reply, WireRequest
+from grue.protocol.retry import RetryPolicy
 from grue.protocol.tools.names import CUT_MARK, WireNames
+from grue.protocol.turn.completion_attempts import larger_limit
 from grue.testing.llm_server import LlmReply, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.testing.offline.transport import ScriptedModelTransport
 from grue.testing.providers import dialects
+from grue.transports.llm.endpoint import limit_in
 
 MODEL = "house/a b"
 WHOLE = "/v1/models/house%2Fa%20b:reply?a=b&form=2"
@@ -140,6 +144,14 @@ def test_a_fleet_s_batch_has_the_model_in_its_path(tmp_path: Path, monkeypatch: 
     batches.close()
     (stored,) = tmp_path.rglob("requests/*.jsonl")
     assert msgspec.json.decode(stored.read_bytes())["url"] == "/v1/models/house%2Fa%20b:reply?form=2"
+
+
+def test_a_limit_in_its_own_field_of_extra_body_is_read_and_not_changed() -> None:
+    settings = ModelSettings(model=MODEL, extra_body={"most": 4_000})
+    profile = FORMATS["messages"].profile
+    assert limit_in(b'{"model": "m", "most": 4000}') == 4_000
+    assert larger_limit(settings, profile, RetryPolicy()) is None
+    assert larger_limit(ModelSettings(model=MODEL), profile, RetryPolicy()) is not None
 
 
 def test_it_takes_no_batches() -> None:

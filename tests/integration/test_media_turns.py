@@ -11,7 +11,7 @@ from transport_servers import QUICK
 
 from grue import LlmSettings, Runner, TurnLimits, TurnRequest
 from grue.messages import JsonObject, RequestCompletion, ToolMessage
-from grue.protocol.chat_wire.formats import WireName
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
@@ -20,7 +20,7 @@ from grue.tool_sessions.function_tools import FunctionTools
 from grue.tracing.reading import read_episode
 from grue.tracing.replay import replay
 
-WIRES: tuple[WireName, ...] = get_args(WireName)
+WIRES: list[WireName] = [wire for wire in get_args(WireName) if "image" in FORMATS[wire].inputs]
 on_every_wire = pytest.mark.parametrize("wire", WIRES)
 MOST = 5 * 1024 * 1024  # bytes of an image that is shown
 LIMITS = TurnLimits(server_startup_timeout_s=20.0, tool_call_timeout_s=20.0)
@@ -97,7 +97,7 @@ def sized(size: int) -> list[JsonObject]:
 
 SHOWN = [(wire, size) for wire in WIRES for size in (40, MOST)]
 # An image that is left out does not get to the wire: one of them is huge, the others are hardly too large.
-LEFT_OUT = zip(WIRES, [60_000_000, MOST + 1, MOST + 1], strict=True)
+LEFT_OUT = [(wire, MOST + 1 if number else 60_000_000) for number, wire in enumerate(WIRES)]
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_conversation_with_servers_that_reorder_their_lists_changes_no_prefix(
         for number in range(12):
             talk.ask(f"Question {number}?")
     assert changed_prefixes(server, wire) == 0
-    assert len({str(request.body["tools"]) for request in server.requests}) == 1
+    assert len({str(request.chat["tools"]) for request in server.requests}) == 1
     assert assert_prefix_stable(trace) == len(server.requests) == 16
 
 

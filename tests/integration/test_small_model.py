@@ -23,6 +23,7 @@ from grue.engine.answers import AnswerSpec
 from grue.errors import AnswerError, LLMError
 from grue.messages import CompletionReceived, SchemaIgnored, TextDelta, ToolsUnseen
 from grue.policies import TurnLimits
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.retry import RetryPolicy
 from grue.tracing.diff import diff
 from grue.tracing.reading import open_episode
@@ -30,7 +31,7 @@ from grue.transports.llm.endpoint import LlmSettings
 
 pytestmark = pytest.mark.slow
 
-WIRES = ("chat_completions", "responses", "messages")
+WIRES = tuple(FORMATS)
 COLOUR = {
     "type": "object",
     "properties": {"swatch": {"type": "string", "maxLength": 12}},

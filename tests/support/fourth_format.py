@@ -62,6 +62,7 @@ class FourthFormat(w.WireFormat):
     provider = "fourth"
     inputs = frozenset()
     own_fields = frozenset({"talk", "tools", "tool_choice"})
+    limit_fields = frozenset({"most"})
     json_objects = False
     echoes_text = False
     results_carry_media = False

@@ -14,7 +14,7 @@ from fault_turns import LIFETIMES, Fault, RowOutcome
 from grue import messages as m
 from grue.engine.runner import Runner, TurnRequest
 from grue.errors import MCPError
-from grue.protocol.chat_wire.formats import WireName
+from grue.protocol.chat_wire.formats import FORMATS, WireName
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.testing.providers.chat_rules import ProviderRules
@@ -100,4 +100,6 @@ def _row(name: str, wire: WireName) -> Fault:
     )
 
 
-MEDIA_FAULTS: Sequence[Fault] = tuple(_row(name, wire) for wire in get_args(WireName) for name in _SETS)
+MEDIA_FAULTS: Sequence[Fault] = tuple(
+    _row(name, wire) for wire in get_args(WireName) if "image" in FORMATS[wire].inputs for name in _SETS
+)

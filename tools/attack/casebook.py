@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from grue.protocol.chat_wire.formats import FORMATS
+
 KINDS = {
     "reply": 5,
     "stream": 8,
@@ -24,7 +26,7 @@ KINDS = {
 CANARY = "canary-password-0123456789"
 """A secret of the hostile server: it is in its arguments, and it repeats it where it can."""
 
-WIRES = ("chat_completions", "responses", "messages")
+WIRES = tuple(FORMATS)
 BIG_SHARE = 0.03
 """Of the cases, those that send tens of megabytes: each takes seconds."""
 

@@ -19,7 +19,8 @@ from replies import AS_TEXT
 
 from grue import LlmSettings, Runner, StdioServer, TurnLimits, TurnRequest
 from grue.errors import ActorCrashed, MCPError
-from grue.protocol.chat_wire.profiles import GENERIC, GENERIC_MESSAGES, GENERIC_RESPONSES, OPENROUTER
+from grue.protocol.chat_wire.formats import FORMATS
+from grue.protocol.chat_wire.profiles import OPENROUTER
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.trace.recorder import Recorder
@@ -28,7 +29,6 @@ from grue.tool_sessions.function_tools import FunctionTools
 from grue.tool_sessions.server_specs import HttpServer
 from grue.tracing.observers.run_folder import RunFolder
 
-_PROFILES = {"chat_completions": GENERIC, "responses": GENERIC_RESPONSES, "messages": GENERIC_MESSAGES}
 _LIFETIMES: Mapping[str, dict[str, Any]] = {
     "turn": {},
     "episode": {"keep": "loop"},
@@ -136,7 +136,7 @@ def _words(case: Case, rng: Random) -> str:
 
 
 def _settings(case: Case, port: int) -> LlmSettings:
-    profile = OPENROUTER if case.kind == "models" else _PROFILES[case.wire]
+    profile = OPENROUTER if case.kind == "models" else FORMATS[case.wire].profile
     return LlmSettings(
         base_url=f"http://127.0.0.1:{port}/llm/{case.name}/v1",
         model="hostile",

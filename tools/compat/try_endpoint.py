@@ -14,12 +14,12 @@ from grue import LlmSettings, Runner, TurnLimits, TurnRequest
 from grue.engine.answers import AnswerSpec
 from grue.errors import AnswerError, MCPError
 from grue.messages import CompletionReceived, SchemaIgnored
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.retry import RetryPolicy
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tool_sessions.function_tools import FunctionTools
 
-WIRES = ("chat_completions", "responses", "messages")
 PATIENCE_S = 120.0
 SCHEMA = {
     "type": "object",
@@ -34,7 +34,7 @@ def try_endpoint(part: Endpoint, folder: Path, work: Path) -> Row:
     with _running(part, folder, work, row) as url:
         try:
             with assert_nothing_left(within_s=10.0):
-                row["wires"] = {wire: _wire(part, url, wire) for wire in WIRES}
+                row["wires"] = {wire: _wire(part, url, wire) for wire in FORMATS}
                 for name, options in LIFETIMES.items():
                     row[name] = _said(lambda options=options: _turns(part, url, options))
         except AssertionError as left:

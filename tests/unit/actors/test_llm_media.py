@@ -17,7 +17,7 @@ from grue.testing.providers.chat_rules import ProviderRules
 
 pytestmark = pytest.mark.anyio
 
-WIRES: tuple[WireName, ...] = get_args(WireName)
+WIRES: list[WireName] = [wire for wire in get_args(WireName) if "image" in FORMATS[wire].inputs]
 REFUSED = "endpoint refused it"
 NO_IMAGES = "not shown: the model takes no images"
 

@@ -233,6 +233,7 @@ class AnthropicMessages(w.WireFormat):
     provider = "anthropic"
     inputs = frozenset({"image", "file"})
     own_fields = frozenset({"model", "messages", "system", "tools", "tool_choice", "stream"})
+    limit_fields = frozenset({"max_tokens"})
     json_objects = False
     echoes_text = True
     results_carry_media = True

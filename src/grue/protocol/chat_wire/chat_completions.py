@@ -494,6 +494,7 @@ class ChatCompletions(w.WireFormat):
     provider = "openai"
     inputs = frozenset({"image", "audio", "file"})
     own_fields = frozenset({"model", "messages", "tools", "tool_choice", "stream"})
+    limit_fields = frozenset({"max_tokens", "max_completion_tokens"})
     json_objects = True
     echoes_text = False
     results_carry_media = False

@@ -3,6 +3,8 @@
 To add a wire format, write a module with a class derived from `WireFormat` and an assembler for its streams
 of server-sent events, and add it to `WireName` and the list in `formats.py`. For tests, teach it to the
 scripted endpoint: add a `Dialect` (`grue.testing.providers`). `tests/support/fourth_format.py` has both.
+A format has to map the provider's finish reasons to words in `_WHOLE`: with an unknown reason, a reply that
+has calls counts as stopped early, and `as_it_ended` leaves the calls out.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
 objects or empty, numbers are strings. The functions here read what they can.
@@ -444,6 +446,7 @@ class WireFormat(Protocol):
     own_fields: frozenset[str]
     """The fields of a request that the turn sets, and that `extra_body` may not replace."""
 
+    limit_fields: frozenset[str]  # the fields of a request that can limit the tokens of the reply
     json_objects: bool  # whether a request can ask for a JSON object of any shape
     echoes_text: bool  # whether the echo of a reply repeats the reply's text
     results_carry_media: bool

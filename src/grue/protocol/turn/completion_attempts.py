@@ -42,13 +42,11 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.policies import ContextOverflow, FailureKind
 from grue.protocol.chat_wire.failures import Fault
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings, WireProfile
 from grue.protocol.chat_wire.profiles import MAY_BLAME_ATTACHMENTS, adapt_profile
 from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
-
-_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "max_output_tokens"})
-"""The wire formats' names for a reply's token limit. A limit that `extra_body` sets is never changed."""
 
 _OTHER_CAUSES = frozenset({"key", "credit", "region", "reply"})  # reasons that no attachment causes
 _MOST_ENDLESS = 2  # how many replies of one completion may run into their time limit
@@ -176,7 +174,7 @@ def attempt_step(state: AttemptState, event: AttemptEvent) -> AttemptTransition:
 def larger_limit(settings: ModelSettings, profile: WireProfile, retry: RetryPolicy) -> int | None:
     """Return a token limit for a second try after a cut reply; `None`: no larger one is known or allowed."""
     limit = profile.limit(settings)
-    if limit is None or settings.max_tokens is not None or _LIMITS & settings.extra_body.keys():
+    if limit is None or settings.max_tokens is not None or _is_fixed(settings):
         return None
     larger = int(limit * retry.length_retry_factor)
     larger = min(larger, profile.max_output_tokens or larger)
@@ -188,11 +186,16 @@ def smaller_limit(
 ) -> int | None:
     """Return a token limit with which a too long request fits; `None`: no such limit is known or allowed."""
     limit = profile.limit(settings)
-    if overflow is None or limit is None or _LIMITS & settings.extra_body.keys():
+    if overflow is None or limit is None or _is_fixed(settings):
         return None
     room = (overflow.window_tokens or 0) - (overflow.prompt_tokens or 0)
     fits = overflow.prompt_tokens is not None and limit // _LEAST_OF_LIMIT <= room < limit
     return room if fits and room > 0 else None
+
+
+def _is_fixed(settings: ModelSettings) -> bool:
+    # Look for the fields of all wire formats: after an error, another format may be used.
+    return any(each.limit_fields & settings.extra_body.keys() for each in FORMATS.values())
 
 
 def _after_cut(state: Sent, event: ReplyRead) -> AttemptTransition:

@@ -17,7 +17,6 @@ import anyio.to_thread
 import httpx
 import msgspec
 from anyio.lowlevel import RunVar
-from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -242,16 +241,11 @@ def current_room() -> ReplyRoom | None:
 
 def limit_in(body: bytes) -> int | None:
     """Return the limit that a request sets for the tokens of its reply; `None`: it sets no limit."""
-    asked = msgspec.json.decode(body, type=_Limits)
-    limits = (asked.max_tokens, asked.max_completion_tokens, asked.max_output_tokens)
+    asked = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields = frozenset().union(*(each.limit_fields for each in FORMATS.values()))
+    # A limit may be any value, because it may come from the user's `extra_body`.
+    limits = (msgspec.json.decode(value) for name, value in asked.items() if name in fields)
     return next((int(limit) for limit in limits if limit and isinstance(limit, int | float)), None)
-
-
-class _Limits(Struct):
-    # Not `int`: these fields may come from the user's `extra_body`, which can hold any value.
-    max_tokens: object = None
-    max_completion_tokens: object = None
-    max_output_tokens: object = None
 
 
 class LlmEndpoint:

@@ -93,7 +93,10 @@ def test_p14_p15_r5_8_what_holds_for_every_profile(profile: WireProfile) -> None
         assert json.dumps(body).count('"cache_control"') == min(profile.cache_markers, texts)
     assert "json_schema" not in json.dumps(offered)
     assert "response_format" not in offered
-    assert ("tools" in forced) == profile.tools_with_forced
+    dialect = dialect_of(FORMATS[profile.wire].path)
+    assert dialect is not None
+    assert "tools" in dialect.to_chat(offered)
+    assert ("tools" in dialect.to_chat(forced)) == profile.tools_with_forced
     dotted = '"think.think"' in json.dumps(offered)
     assert dotted == (profile.names != "encoded")
 

@@ -67,7 +67,7 @@ BITS = (0x01, 0x02, 0x04, 0x08, 0x10, 0x20)
 EVERY = pytest.mark.parametrize("every", [17, pytest.param(1, marks=pytest.mark.slow)])
 """How many of the places are tried: one in so many. One in 17 goes through a whole exchange, too."""
 
-WIRES = pytest.mark.parametrize("wire", list(PIECES))
+WIRES = pytest.mark.parametrize("wire", list(FORMATS))
 
 
 def events_of(wire: WireName) -> list[bytes]:
