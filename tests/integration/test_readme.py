@@ -56,6 +56,33 @@ def test_what_it_shows_of_a_game_and_of_its_trace_is_what_is_printed(
     assert tool.main(["--check"]) == 0, capsys.readouterr().out
 
 
+LINE = "183  2.152  181  mind → agent   ToolReturned   call_1 1.9 ms: thought 1 of 3, and {}"
+
+
+@pytest.mark.parametrize(
+    ("fresh", "now", "same"),
+    [
+        ("a word…", "a word…", True),
+        ("a word…", "a work…", False),
+        ("a word", "a work", False),
+        ("a wo…", "a word", True),
+        ("a word…", "a", False),
+        ("12.3 ms…", "9.3 ms more…", True),
+        ("12.3 m…", "9.3 ms more…", True),
+        ("12.…", "9.3 ms more…", True),
+        ("a lamp. San…", "a lamp", True),
+    ],
+)
+def test_only_what_differs_from_run_to_run_may_differ(
+    monkeypatch: pytest.MonkeyPatch, fresh: str, now: str, same: bool
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    tool = importlib.import_module("refresh_what_you_see")
+    page = "text\n{}\nmore text"
+    assert tool.same(page.format(LINE.format(fresh)), page.format(LINE.format(now))) == same
+    assert not tool.same(page.format(LINE.format(fresh)), "text")
+
+
 def test_the_excerpts_are_short_and_say_that_the_model_is_a_script() -> None:
     play, trace = (
         SEEN.partition(f"<!-- {name}:begin -->")[2].partition(f"<!-- {name}:end -->")[0].splitlines()[2:-1]

@@ -138,19 +138,29 @@ def test_a_bundled_host_is_added_in_three_places() -> None:
 
 @pytest.mark.slow
 def test_the_exit_time_of_a_server_is_named_where_it_is_set_and_used() -> None:
-    """The limit with its default, what one server has of its own, the key of a file, and the wait."""
+    """The limit with its default, what one server has of its own, the key of a file, and the waits."""
     source = ROOT / "src" / "grue"
     named = {
         path.name
         for path in source.rglob("*.py")
         if "exit_grace_s" in re.findall(r"\w+", path.read_text(encoding="utf-8"))
     }
-    assert named == {"limits.py", "server_specs.py", "mcp_servers.py", "child_process.py"}
-    (told,) = re.findall(
-        r"gets to exit, (\d+) s by default",
-        (ROOT / "docs" / "guides" / "configuration.md").read_text(encoding="utf-8"),
+    assert named == {
+        "limits.py",
+        "server_specs.py",
+        "mcp_servers.py",
+        "child_process.py",
+        "manager_connection.py",
+    }
+    limits, guides = ProcessLimits(), ROOT / "docs" / "guides"
+    settings = (guides / "configuration.md").read_text(encoding="utf-8")
+    servers = (guides / "servers.md").read_text(encoding="utf-8")
+    assert f"gets to exit, {limits.exit_grace_s:g} s by default" in settings
+    steps = (
+        f"before it gets SIGTERM (and {limits.term_grace_s:g} s later SIGKILL); {limits.exit_grace_s:g} s by"
     )
-    assert float(told) == ProcessLimits().exit_grace_s
+    assert f"{steps} default" in servers
+    assert f"is cancelled, the process gets at most {limits.cancelled_grace_s:g} s for each step" in servers
 
 
 def test_a_note_is_added_in_three_places() -> None:

@@ -1,5 +1,6 @@
 """The diff of two traces: what does not count, what differs, in what order it is told."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,21 @@ def test_of_two_runs_the_boxes_are_compared_also_if_no_server_is_a_process(tmp_p
     for changes in ({"box": "reads /srv"}, {"box": "reads /srv", "pid": 7}):
         (found,) = diff(changed(left, place_of(left, SessionOpened), **changes), left)
         assert "$.box" in [each.path for each in found.differences]
+
+
+def test_a_field_that_an_older_trace_lacks_counts_as_its_default(tmp_path: Path) -> None:
+    eyes = {"eyes": FunctionTools({"look": lambda: "A house."})}
+    new, old = tmp_path / "new.jsonl", tmp_path / "old.jsonl"
+    with ScriptedLlmServer(["A house."]) as model:
+        Runner(servers=eyes, llm=model.settings, trace=new).run_turn("What is there?")
+    lines = [json.loads(line) for line in new.read_text().splitlines()]
+    lacking = [line["body"].pop("serves_unlisted") for line in lines if "SessionOpened" in str(line)]
+    assert lacking == [False]
+    old.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    left, right = (list(read_episode(path).envelopes) for path in (old, new))
+    assert list(diff(left, right)) == []
+    (found,) = diff(left, changed(right, place_of(right, SessionOpened), serves_unlisted=True))
+    assert [(each.path, each.left) for each in found.differences] == [("$.serves_unlisted", False)]
 
 
 def test_two_runs_that_crash_in_the_same_place_do_not_differ_up_to_there(tmp_path: Path) -> None:

@@ -10,6 +10,9 @@
 | a short blocking call of our own                    | `anyio.to_thread`                                 |
 | a DNS look-up, which asyncio makes                  | `look_up`, set by `run_loop`                      |
 
+Work on JSON can take more than some ms if the text has at least `LONG` bytes (`large_data.py`), or if
+`is_small` (`protocol/tools/results.py`) returns `False` for the decoded value.
+
 The interpreter waits at its exit for every thread that is not a daemon. anyio's threads are not
 always daemons, so a function of the host that hangs in one of them would keep the program alive after Ctrl-C.
 """
