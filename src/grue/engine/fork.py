@@ -92,15 +92,12 @@ class _Place(Struct, frozen=True):
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """The messages of a recorded turn.
-
-    If the turn continues a conversation, `earlier` has the trace's messages before the turn.
-    """
+    """The messages of a recorded turn."""
 
     path: Path
     episode: str
     envelopes: tuple[EpisodeEnvelope, ...]
-    earlier: tuple[EpisodeEnvelope, ...] = ()
+    earlier: tuple[EpisodeEnvelope, ...] = ()  # those before the turn, if it continues a conversation
 
     @property
     def first(self) -> m.RunTurn:

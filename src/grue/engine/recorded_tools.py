@@ -341,19 +341,15 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
 
 
 class RecordedConnection:
-    """A `ToolConnection` that answers calls with recorded results.
-
-    `live`: a connection to the real server; `None`: only recorded calls have results. `ask` asks a person
-    about a call without a recorded result; `None`: nobody is asked.
-    """
+    """A `ToolConnection` that answers calls with recorded results."""
 
     def __init__(
         self, server: m.ServerName, fork: ForkSettings, live: ToolConnection | None, ask: Answer | None
     ) -> None:
         self._server = server
         self._fork = fork
-        self._live = live
-        self._ask = ask
+        self._live = live  # the real server; `None`: only recorded calls have results
+        self._ask = ask  # asks a person about a call without a recorded result; `None`: nobody is asked
         self._asked = 0
         self._down: ServerFailed | None = None
         self._entered = False

@@ -423,16 +423,13 @@ class Spending:
 
 
 class RestOfTurn(Spending):
-    """Adds what a resumed or forked turn spends to the runner's spending, `whole`.
-
-    `before`: what the recorded part of the turn has spent. `counted`: how much of that is not added, because
-    it is in `whole` already, or because a fork does not pay it again.
-    """
+    """Adds what a resumed or forked turn spends to the runner's spending, `whole`."""
 
     def __init__(self, whole: Spending, before: Spent, *, counted: Spent) -> None:
         super().__init__()
         self._whole = whole
-        self._before = before
+        self._before = before  # what the recorded part of the turn has spent
+        # How much of that is not added: it is in `whole` already, or a fork does not pay it again.
         self._counted = counted
         self.spent = whole.spent.less(counted)
 

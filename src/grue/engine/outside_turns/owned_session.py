@@ -58,10 +58,7 @@ class CancellableConnection(WrappedConnection):
 
 
 class OwnedSession:
-    """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs.
-
-    At `deadline`, in the loop's time, the session is cancelled.
-    """
+    """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs."""
 
     def __init__(
         self,
@@ -82,7 +79,7 @@ class OwnedSession:
         self._command = command
         self._connect_to_server = connect
         self._recorder = recorder
-        self._deadline = deadline
+        self._deadline = deadline  # in the loop's time; the session is then cancelled
         self._client: CancellableConnection | None = None
         self._actor: SessionActor | None = None
         self._group: Supervisor | None = None

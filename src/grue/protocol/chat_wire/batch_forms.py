@@ -29,24 +29,17 @@ _AGAIN = "To ask it anew, run the same batch with Batching(retry_failed=True)."
 
 
 class BatchState(Struct, frozen=True, kw_only=True):
-    """What a provider says about a batch. `refused`: no request of the batch was processed.
-
-    Attributes:
-        key: The key that grue has put into the batch's metadata; empty: there is none.
-        created_at: When the batch was created, as the provider writes it.
-        results: API paths of the files with the batch's results; none before the batch has ended.
-        left: How the batch ended, if it ended so early that requests may have no result; else empty.
-    """
+    """What a provider says about a batch. `refused`: no request of the batch was processed."""
 
     id: str
     state: Literal["running", "ended", "refused"]
-    key: str = ""
+    key: str = ""  # the key that grue has put into the batch's metadata; empty: there is none
     file: str = ""
-    created_at: str = ""
+    created_at: str = ""  # when the batch was created, as the provider writes it
     total: int | None = None
-    results: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()  # API paths of the files with the results; none before the batch has ended
     why: str = ""
-    left: Literal["", "expired", "cancelled"] = ""
+    left: Literal["", "expired", "cancelled"] = ""  # how it ended, if so early that results may be missing
 
 
 class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -215,20 +215,16 @@ _FUNCTION = frozenset({"name", "arguments"})
 
 
 class _Call(Struct):
-    """A call whose pieces are coming in.
-
-    `whole`: the arguments, if they did not come as text. `closed`: they were complete when the next call
-    began, so no piece may add to them. `chunk`: the number of the chunk that brought the last piece.
-    """
+    """A call whose pieces are coming in."""
 
     index: object
     id: str
     name: str
     texts: list[str] = field(default_factory=list)
-    whole: object = None
+    whole: object = None  # the arguments, if they did not come as text
     extra: object = None
-    closed: bool = False
-    chunk: int = 0
+    closed: bool = False  # they were complete when the next call began, so no piece may add to them
+    chunk: int = 0  # the number of the chunk that brought the last piece
 
     @property
     def written(self) -> str:

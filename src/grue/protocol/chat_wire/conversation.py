@@ -169,11 +169,6 @@ class EncodedConversation:
         model: The model, as the settings name it. Thoughts of another model are not sent to it.
         names: The wire names that requests in an earlier part of the conversation have used for tools.
         given_markers: How many cache markers the host will set in its texts; they take precedence.
-
-    Attributes:
-        tools: The tools that were offered last.
-        bytes_per_token: Computed from the endpoint's last token count; `None`: there was none yet.
-        unread_thoughts: How many replies have thoughts of another format or model, which are not sent.
     """
 
     def __init__(
@@ -186,12 +181,12 @@ class EncodedConversation:
         given_markers: int = 0,
     ) -> None:
         self.history = History() if history is None else history
-        self.tools: Tools = ()
+        self.tools: Tools = ()  # those that were offered last
         self.model = model
         self._given_markers = given_markers
         self._mode: Mode = m.RequireAnswer()
         self.names = WireNames("canonical") if names is None else names
-        self.bytes_per_token: float | None = None
+        self.bytes_per_token: float | None = None  # from the endpoint's last token count, if any
         self.adopt(profile)
 
     def adopt(self, profile: WireProfile, model: str | None = None) -> None:
@@ -396,7 +391,7 @@ class EncodedConversation:
         self._system_seen = False
         most = min(self.profile.cache_markers, _MOST_MARKERS)
         self._messages = EncodedMessages(max(0, most - self._given_markers))
-        self.unread_thoughts = 0
+        self.unread_thoughts = 0  # replies with thoughts of another format or model, which are not sent
         self._has_calls = False
         self._called: dict[m.CallId, tuple[m.CallId, str]] = {}
         self._after_results = False

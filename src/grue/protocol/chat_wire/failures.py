@@ -244,26 +244,17 @@ MAX_WORDS = 600  # longest quotation of a provider's text, in characters
 
 
 class Fault(Struct, frozen=True, kw_only=True):
-    """Why a request gave no completion, as far as the reply or the connection shows.
-
-    Attributes:
-        message: The endpoint's text, not redacted yet, or grue's own text about what happened.
-        status: HTTP status of the reply, or of the error object inside it.
-        reason: The reason that the user's error will have; `None`: `reason_of_fault` finds the reason.
-        received: Rough size, in characters, of what had arrived of a streamed reply, which may be billed.
-        used_up: Whether the time limit of the whole request (`RetryPolicy.timeout_s`) has passed.
-        remedy: What the user can do; empty: the user gets the usual advice for this reason.
-    """
+    """Why a request gave no completion, as far as the reply or the connection shows."""
 
     kind: FailureKind
-    message: str
-    status: int | None = None
-    reason: FailureReason | None = None
+    message: str  # the endpoint's text, not redacted yet, or grue's own text about what happened
+    status: int | None = None  # HTTP status of the reply, or of the error object inside it
+    reason: FailureReason | None = None  # the user's error will have it; `None`: `reason_of_fault` finds it
     retry_after_s: float | None = None
-    received: int = 0
+    received: int = 0  # rough size, in characters, of what had arrived of a stream, which may be billed
     usage: m.Usage = m.Usage()
-    used_up: bool = False
-    remedy: str = ""
+    used_up: bool = False  # the time limit of the whole request (`RetryPolicy.timeout_s`) has passed
+    remedy: str = ""  # what the user can do; empty: the user gets the usual advice for this reason
 
 
 def fault_of_status(

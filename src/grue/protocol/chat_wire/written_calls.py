@@ -91,15 +91,12 @@ class WrittenCall(Struct, frozen=True):
 
 
 class Written(Struct, frozen=True):
-    """Calls written as text in the syntax `form`, after the text `before`; no `calls`: they cannot be read.
-
-    `sure`: the calls are whole, nothing follows them, and the text cannot be anything else.
-    """
+    """Calls written as text in the syntax `form`, after the text `before`."""
 
     form: str
-    calls: tuple[WrittenCall, ...] = ()
+    calls: tuple[WrittenCall, ...] = ()  # none: they cannot be read
     before: str = ""
-    sure: bool = False
+    sure: bool = False  # the calls are whole, nothing follows them, and the text cannot be anything else
 
 
 Part: TypeAlias = Literal["content", "reasoning"]

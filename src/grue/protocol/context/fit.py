@@ -57,16 +57,13 @@ parts. If the two differ by more than this factor, the sizes counted earlier are
 
 
 class ContextLedger(Struct, frozen=True, kw_only=True):
-    """The sizes of a conversation's parts: its first request (`head`), the tools, and the other `items`.
-
-    Only the items before position `current` can be cleared: usually those before the last reply.
-    """
+    """The sizes of a conversation's parts: its first request (`head`), the tools, and the other `items`."""
 
     bytes_per_token: float = TEXT_BYTES_PER_TOKEN
     head: ContextItem = ContextItem(tokens=0)
     tools: ContextItem = ContextItem(tokens=0)
     items: tuple[ContextItem, ...] = ()
-    current: int = 0
+    current: int = 0  # only the items before this one can be cleared: usually those before the last reply
 
     @property
     def tokens(self) -> int:

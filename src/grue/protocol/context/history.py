@@ -86,27 +86,18 @@ class Ledger:
 
 
 class History:
-    """The entries of a conversation, in order; `call_ids` may be shared by several conversations.
-
-    Attributes:
-        unread: The last reply, while it may still be dropped. It is not an entry yet.
-        asked: The last answer schema that a request asked for.
-        in_words: Whether that request offered tools, so that its text states the schema.
-        replies: How many replies there were, empty and dropped ones included.
-        plain: `RunTurn.plain_results` of the turn under way.
-        restates: `RunTurn.restates_answer` of the turn under way.
-    """
+    """The entries of a conversation, in order; `call_ids` may be shared by several conversations."""
 
     def __init__(self, ledger: Ledger | None = None, call_ids: set[m.CallId] | None = None) -> None:
         self.ledger = ledger
         self.entries: list[Entry] = []
-        self.unread: m.AssistantReply | None = None
-        self.asked: m.AnswerSchema | None = None
-        self.in_words = False
+        self.unread: m.AssistantReply | None = None  # the last reply, while it may be dropped: no entry yet
+        self.asked: m.AnswerSchema | None = None  # the last schema that a request asked for
+        self.in_words = False  # that request offered tools, so its text states the schema
         self.call_ids: set[m.CallId] = set() if call_ids is None else call_ids
-        self.replies = 0
-        self.plain = False
-        self.restates = True
+        self.replies = 0  # empty and dropped ones included
+        self.plain = False  # `RunTurn.plain_results` of the turn under way
+        self.restates = True  # `RunTurn.restates_answer` of the turn under way
 
     def say(
         self,

@@ -159,14 +159,11 @@ def openai_tool(tool: m.ToolDefinition, *, name: str | None = None) -> m.JsonObj
 
 
 class ToolRoutes(Struct, frozen=True):
-    """Tools by the name to show (`listed`), and by each name that calls them (`called`).
-
-    A bare name of several tools calls the last one. `shadowed`: pairs of a later tool and the one before it.
-    """
+    """Tools by the name to show (`listed`), and by each name that calls them (`called`)."""
 
     listed: dict[str, m.ToolDefinition]
-    called: dict[str, m.ToolDefinition]
-    shadowed: tuple[tuple[m.ToolDefinition, m.ToolDefinition], ...]
+    called: dict[str, m.ToolDefinition]  # a bare name of several tools calls the last one
+    shadowed: tuple[tuple[m.ToolDefinition, m.ToolDefinition], ...]  # a later tool and the one before it
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:

@@ -62,20 +62,16 @@ class CutReply(Struct, frozen=True):
 
 
 class Sent(Struct, frozen=True, kw_only=True, gc=False):
-    """Waits for the outcome of attempt number `attempt`; `clears`: the agent can shorten the history.
+    """Waits for the outcome of attempt number `attempt`; `clears`: the agent can shorten the history."""
 
-    `request`: the number of the completion in its turn. `failed`: the failures that used up a retry.
-    `lowered`: the reply's token limit has been lowered. `cut`: the cut reply that a longer one is to replace.
-    """
-
-    request: int
+    request: int  # the number of the completion in its turn
     settings: ModelSettings
     retry: RetryPolicy
     clears: bool = False
     attempt: int = 1
-    failed: tuple[FailureKind, ...] = ()
-    cut: CutReply | None = None
-    lowered: bool = False
+    failed: tuple[FailureKind, ...] = ()  # the failures that used up a retry
+    cut: CutReply | None = None  # the cut reply that a longer one is to replace
+    lowered: bool = False  # the reply's token limit has been lowered
 
 
 class Ended(Struct, frozen=True):

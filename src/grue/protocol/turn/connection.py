@@ -33,14 +33,11 @@ class Proven(Struct, frozen=True, tag=True):
 
 
 class Disabled(Struct, frozen=True, tag=True):
-    """The server is not used, for this `reason`, before `until_s` on the clock of `ConnectRequested.at_s`.
-
-    `until_s=None`: not in this episode. `failures`: how often it was disabled since a connect last succeeded.
-    """
+    """The server is not used, for this `reason`, before `until_s` on the clock of `ConnectRequested.at_s`."""
 
     reason: str
-    failures: int = 1
-    until_s: float | None = None
+    failures: int = 1  # how often it was disabled since a connect last succeeded
+    until_s: float | None = None  # `None`: not in this episode
     last_words: str = ""
 
 

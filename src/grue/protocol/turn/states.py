@@ -28,56 +28,36 @@ Phase = Literal["loop", "only", "forced", "repair"]
 
 
 class Turn(Struct, frozen=True, kw_only=True, gc=False):
-    """The memory of a turn, passed from state to state.
-
-    Attributes:
-        tools: Those tools of all open sessions, and of servers that start when they are called, that
-            `RunTurn.tools` selects, in the order of the servers; then `read_result`, if it is offered.
-        relisted: Whether the tools have changed since the last request that offered them.
-        open: Servers whose session has to be closed before the turn ends.
-        unstarted: Servers that start when they are called, and that no call has started yet.
-        serving_unlisted: Servers that take calls of tools which they do not list.
-        iterations: Replies with tool calls so far, to requests that offered tools.
-        requests: Requests so far; in a resumed turn also those that were `sampled` before it was parked.
-        sampled: Finished requests of servers to the model (sampling), which `usage` counts too.
-        batches: The last number given to a batch of tool calls, or to notes about calls that are not made.
-        records: The settled tool calls. Those of a reply are added when all are settled, or the turn ends.
-        media_bytes: Decoded size of the images, audio and files attached so far, the user's included.
-        forced: Why the final answer was forced; empty if it was not.
-        degraded: Why tools that the turn should have are missing; by server, see `missing`.
-        last: The tool messages that the last request has added; empty without a `ledger`.
-        used: For each tool that has a `max_calls`, how many calls of it the tool policy has let through.
-        told: The answers to the last reply's tool calls, until a request sends them to the model.
-        reminded: Whether the model has been reminded not to write tool calls as text.
-        searching: Whether requests offer `find_tools` and `call_tool` in place of most tools (`ToolSearch`).
-    """
+    """The memory of a turn, passed from state to state."""
 
     run: m.RunTurn
+    # Those tools of all open sessions, and of servers that start when they are called, that `RunTurn.tools`
+    # selects, in the order of the servers; then `read_result`, if it is offered.
     tools: Tools = ()
-    relisted: bool = False
-    open: Servers = ()
-    serving_unlisted: Servers = ()
-    iterations: int = 0
-    requests: int = 0
-    sampled: int = 0
-    batches: int = 0
-    records: Records = ()
+    relisted: bool = False  # the tools have changed since the last request that offered them
+    open: Servers = ()  # servers whose session has to be closed before the turn ends
+    serving_unlisted: Servers = ()  # servers that take calls of tools which they do not list
+    iterations: int = 0  # replies with tool calls so far, to requests that offered tools
+    requests: int = 0  # in a resumed turn also those that were `sampled` before it was parked
+    sampled: int = 0  # finished requests of servers to the model (sampling), which `usage` counts too
+    batches: int = 0  # the last number given to a batch of tool calls, or to notes about calls not made
+    records: Records = ()  # the settled calls; a reply's are added when all are settled, or the turn ends
     usage: m.Usage = m.Usage()
-    media_bytes: int = 0
-    forced: str = ""
-    degraded: str = ""
+    media_bytes: int = 0  # decoded size of the images, audio and files attached so far, the user's included
+    forced: str = ""  # why the final answer was forced; empty if it was not
+    degraded: str = ""  # why tools that the turn should have are missing; by server, see `missing`
     missing: Mapping[m.ServerName, str] = {}
     reconnected: bool = False
     ledger: ContextLedger | None = None
     window: int | None = None
-    last: tuple[m.ToolMessage, ...] = ()
+    last: tuple[m.ToolMessage, ...] = ()  # those that the last request has added; empty without a `ledger`
     summaries: int = 0
     overflowed: bool = False
-    used: Mapping[str, int] = {}
-    told: tuple[m.ToolMessage, ...] = ()
-    reminded: bool = False
-    unstarted: Servers = ()
-    searching: bool = False
+    used: Mapping[str, int] = {}  # calls that the policy has let through, of each tool with a `max_calls`
+    told: tuple[m.ToolMessage, ...] = ()  # answers to the last reply's calls, until a request sends them
+    reminded: bool = False  # the model has been reminded not to write tool calls as text
+    unstarted: Servers = ()  # servers that start when they are called, and that no call has started yet
+    searching: bool = False  # requests have `find_tools` and `call_tool` in place of most tools: `ToolSearch`
 
     @property
     def resuming(self) -> m.Resumption | None:
@@ -210,29 +190,22 @@ class AwaitingSupport(Struct, frozen=True):
 
 
 class AwaitingSessions(Struct, frozen=True, gc=False):
-    """Waits for the servers in `pending` and, if `asking`, for the check that the model can call tools.
-
-    The next request adds `new` to the conversation.
-    """
+    """Waits for the servers in `pending` and, if `asking`, for the check that the model can call tools."""
 
     turn: Turn
     pending: Servers
-    new: Items
+    new: Items  # what the next request adds to the conversation
     asking: bool = False
     presumed: m.ToolsPresumed | None = None
 
 
 class Presuming(Struct, frozen=True, kw_only=True):
-    """Waits for the reply to a request that offers presumed tools, and for the sessions.
+    """Waits for the reply to a request that offers presumed tools, and for the sessions."""
 
-    `turn.tools` are the tools that servers have listed so far. `ledger` does not include the reply, because
-    that may be dropped.
-    """
-
-    turn: Turn
+    turn: Turn  # its `tools` are those that servers have listed so far
     pending: Servers
     offered: Tools
-    ledger: ContextLedger | None
+    ledger: ContextLedger | None  # without the reply, because that may be dropped
     reply: m.CompletionReceived | m.CompletionFailed | None = None
 
 
@@ -271,22 +244,14 @@ class PlacedNote(Struct, frozen=True):
 
 
 class JudgedReply(Struct, frozen=True, kw_only=True):
-    """The tool calls of a reply that the policy has judged, before this process sends any of them.
-
-    Attributes:
-        open: The calls that are to be made, in order, some of them only if a person approves.
-        earlier: Records of the calls that were answered before the turn was resumed.
-        settled: `earlier`, and records of the calls that are not made.
-        used_before: `Turn.used` without the calls of this reply.
-        noted: Notes about calls that are not made, each to be recorded when the calls before it are settled.
-    """
+    """The tool calls of a reply that the policy has judged, before this process sends any of them."""
 
     calls: Calls
-    open: tuple[ValidCall, ...]
-    earlier: Records = ()
-    settled: Records
-    used_before: Mapping[str, int] = {}
-    noted: CallNotes = ()
+    open: tuple[ValidCall, ...]  # the calls that are to be made, in order, some only if a person approves
+    earlier: Records = ()  # records of the calls that were answered before the turn was resumed
+    settled: Records  # `earlier`, and records of the calls that are not made
+    used_before: Mapping[str, int] = {}  # `Turn.used` without the calls of this reply
+    noted: CallNotes = ()  # about calls not made, each to be recorded when the calls before it are settled
 
 
 class AwaitingApproval(Struct, frozen=True):
@@ -308,28 +273,19 @@ class Batch(Struct, frozen=True):
 
 
 class AwaitingTools(Struct, frozen=True):
-    """Waits until every call of the reply is settled, for instance because it has returned or timed out.
-
-    Attributes:
-        under_way: The batches that are not settled: one, several parallel ones, or none while servers start.
-        unsent: The calls that are still to be sent, grouped into runs, each of which becomes a batch.
-        timed_out: Whether a call has timed out, and `FailurePolicy.after_timeout` is not `continue`.
-        changed: Arguments that a person has changed, by call id.
-        tools: The tools, with their definitions at the time when the calls were allowed.
-        starting: Servers that this reply has started by calling them, and that are neither ready nor failed.
-    """
+    """Waits until every call of the reply is settled, for instance because it has returned or timed out."""
 
     turn: Turn
     calls: Calls
-    under_way: tuple[Batch, ...]
-    unsent: tuple[Run, ...]
+    under_way: tuple[Batch, ...]  # not settled: one, several parallel ones, or none while servers start
+    unsent: tuple[Run, ...]  # the calls that are still to be sent; each run becomes a batch
     settled: Records
     died: m.ServerName | None = None
-    timed_out: bool = False
-    changed: Mapping[m.CallId, m.JsonObject] = {}
-    tools: Tools = ()
+    timed_out: bool = False  # a call has timed out, and `FailurePolicy.after_timeout` is not `continue`
+    changed: Mapping[m.CallId, m.JsonObject] = {}  # arguments that a person has changed
+    tools: Tools = ()  # with their definitions at the time when the calls were allowed
     noted: tuple[PlacedNote, ...] = ()
-    starting: Servers = ()
+    starting: Servers = ()  # servers that this reply has started, and that are neither ready nor failed
 
     def waits_for(self, batch: m.BatchId, call_id: m.CallId) -> bool:
         """Return whether this call of this batch is under way."""

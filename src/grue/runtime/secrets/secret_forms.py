@@ -30,13 +30,11 @@ class SecretPattern(NamedTuple):
     """Matches one secret in several similar forms, such as its base64 encodings.
 
     Forms without line breaks contain the first of `probes`, forms with line breaks one of the others.
-    `source`: a regular expression of linear time. `longest`: bytes of the longest form, unless it has very
-    many escapes.
     """
 
     probes: tuple[bytes, ...]
-    source: bytes
-    longest: int
+    source: bytes  # a regular expression of linear time
+    longest: int  # bytes of the longest form, unless it has very many escapes
 
     @property
     def regex(self) -> re.Pattern[bytes]:

@@ -75,14 +75,11 @@ class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$pa
 
 
 class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
-    """A long string in a payload file.
+    """A long string in a payload file."""
 
-    `at`: the place, in the body's JSON, of the `""` that replaces it. `bytes`: its size with the quotes.
-    """
-
-    at: int
+    at: int  # the place, in the body's JSON, of the `""` that replaces it
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]
-    bytes: int
+    bytes: int  # its size with the quotes
 
 
 REFERENCE_START = b'{"$payload":'  # how a `PayloadReference` begins; a message begins with its tag

@@ -248,14 +248,11 @@ class Connection:
 
 
 class _Connecting:
-    """Limits the time of a whole connect: name lookup, TCP, proxy and TLS. httpx limits each step alone.
-
-    Send the request inside `scope`. `opened` is the TCP stream while the connect goes on.
-    """
+    """Limits the time of a whole connect: name lookup, TCP, proxy and TLS. httpx limits each step alone."""
 
     def __init__(self, request: httpx.Request, limit_s: float, on_sent: Callable[[], None] | None) -> None:
-        self.scope = anyio.CancelScope(deadline=anyio.current_time() + limit_s)
-        self.opened: Any = None
+        self.scope = anyio.CancelScope(deadline=anyio.current_time() + limit_s)  # send the request inside it
+        self.opened: Any = None  # the TCP stream, while the connect goes on
         self._extensions, self._on_sent = request.extensions, on_sent
         self._extensions["trace"] = self._trace
 
@@ -413,22 +410,17 @@ _COST_HEADER = "x-litellm-response-cost"
 class Answered(Struct, frozen=True):
     """A reply of the endpoint, whatever its status.
 
-    Attributes:
-        body: Decompressed. A streamed reply is assembled into the body that an unstreamed one would have. Of
-            an error's body, only the beginning may be here.
-        cost_usd: The cost of the completion, as a header of the reply says.
-        first_chunk_s: Seconds until the first event of a streamed reply.
-        received: About how many characters of a streamed reply have arrived.
-        location: The target of a redirect, which is not followed, because the key would be sent there.
+    The body is decompressed. That of a streamed reply is assembled to what an unstreamed reply would have.
+    Of an error's body, only the beginning may be here.
     """
 
     status: int
     body: bytes
     retry_after_s: float | None = None
-    cost_usd: float | None = None
-    first_chunk_s: float | None = None
-    received: int = 0
-    location: str | None = None
+    cost_usd: float | None = None  # of the completion, as a header of the reply says
+    first_chunk_s: float | None = None  # seconds until the first event of a streamed reply
+    received: int = 0  # about how many characters of a streamed reply have arrived
+    location: str | None = None  # of a redirect, which is not followed: the key would be sent there
 
     @property
     def fault(self) -> Fault:

@@ -21,27 +21,23 @@ class Pinning(Struct, frozen=True, kw_only=True):
 
 
 class ClientOptions(Struct, frozen=True, kw_only=True):
-    """Options of a client. The callbacks must not block or raise.
-
-    Attributes:
-        pinning: The approved tool definitions; `None`: all are accepted.
-        before_import: Awaited before the SDK is imported in a worker thread; `None`: the SDK is imported at
-            once, in the event loop's thread. Has no effect if the SDK is imported already.
-        on_secret: Called with the name and the value of OAuth secrets of 8 or more characters; with an access
-            token, before it is sent to the MCP server.
-        on_listed: Called with a session's first listing, before options and tool lock leave out any tool.
-        spoken: Called before the first request; returns the MCP revision of the server's last session, or an
-            empty text if that is not known. A wrong revision costs one request, of 5 s at most.
-        on_task: Called with the tool's name and the task when the server makes an MCP task of a call.
-    """
+    """Options of a client. The callbacks must not block or raise."""
 
     limits: ProcessLimits = ProcessLimits()
     abilities: Abilities = Abilities()
     max_pages: int = 100
     on_notice: Notify | None = None
-    pinning: Pinning | None = None
+    pinning: Pinning | None = None  # the approved tool definitions; `None`: all are accepted
+    # Called with the name and the value of OAuth secrets of 8 or more characters; with an access token,
+    # before it is sent to the MCP server.
     on_secret: Callable[[str, str], None] | None = None
+    # Awaited before the SDK is imported in a worker thread; `None`: the SDK is imported at once, in the event
+    # loop's thread. Has no effect if the SDK is imported already.
     before_import: Callable[[], Awaitable[None]] | None = None
+    # Called with a session's first listing, before options and tool lock leave out any tool.
     on_listed: Callable[[SeenListing], None] | None = None
+    # Called before the first request; returns the MCP revision of the server's last session, or an empty text
+    # if that is not known. A wrong revision costs one request, of 5 s at most.
     spoken: Callable[[], str] | None = None
+    # Called with the tool's name and the task when the server makes an MCP task of a call.
     on_task: Callable[[str, m.ToolTask], None] | None = None

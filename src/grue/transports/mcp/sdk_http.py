@@ -254,16 +254,7 @@ _OTHER_ORIGIN_LOGGED = "Endpoint origin does not match"  # after it has logged t
 
 
 class HttpStream(MessageStream):
-    """A `MessageStream` over HTTP.
-
-    Attributes:
-        remedy: What the user can do about the broken stream; `None`: no remedy is known.
-        large: Answers that `FilteredEvents` has taken out, by the id of the small event in place of each.
-        sessionless: Whether requests leave out the session's id, although the server has given one.
-        cancelled: The ids of cancelled requests. If a stream with the answer to such a request breaks off,
-            the stream is not resumed.
-        declined: Why the address refused Streamable HTTP, if SSE is tried after that; otherwise `None`.
-    """
+    """A `MessageStream` over HTTP."""
 
     over_http = True
 
@@ -274,11 +265,11 @@ class HttpStream(MessageStream):
         notify: Notify,
         authorization: Authorization | None = None,
     ) -> None:
-        self.large: dict[int | str, Answer] = {}
+        self.large: dict[int | str, Answer] = {}  # taken out by `FilteredEvents`; by the small event's id
         self.notify = notify
         self.authorization = authorization
         self.broken: str | None = None
-        self.remedy: str | None = None
+        self.remedy: str | None = None  # what the user can do about the broken stream, if it is known
         self._server = server
         self._limits = limits
         self._unasked = 0
@@ -287,9 +278,9 @@ class HttpStream(MessageStream):
         self._scope = anyio.CancelScope(shield=True)
         self._connected = False
         self.transport: Literal["http", "sse"] = "sse" if server.transport == "sse" else "http"
-        self.declined: WireFault | None = None
-        self.sessionless = False
-        self.cancelled: set[int | str] = set()
+        self.declined: WireFault | None = None  # why the address refused Streamable HTTP, if SSE is tried
+        self.sessionless = False  # requests leave out the session's id, although the server has given one
+        self.cancelled: set[int | str] = set()  # requests; a stream with the answer to one is not resumed
         self._first: SessionMessage | None = None
         self._leaving = False
         self._finished = anyio.Event()

@@ -74,22 +74,18 @@ _EARLY_S = 30.0  # renew a token so long before its end, or a quarter of its lif
 
 
 class TokenRecord(Struct, kw_only=True, omit_defaults=True):
-    """The stored login for one server. Times are in seconds since the epoch by this machine's clock.
-
-    `access_token` is empty if the refresh token was refused. `client`: grue's registration at a login, if the
-    settings name no client. `metadata` describes the authorization server, `resource` the MCP server.
-    """
+    """The stored login for one server. Times are in seconds since the epoch by this machine's clock."""
 
     url: str
-    access_token: str = ""
+    access_token: str = ""  # empty if the refresh token was refused
     refresh_token: str = ""
     expires_at: float | None = None
     obtained_at: float = 0.0
     scope: str = ""
     issuer: str = ""
-    client: m.JsonObject | None = None
-    metadata: m.JsonObject | None = None
-    resource: m.JsonObject | None = None
+    client: m.JsonObject | None = None  # grue's registration at a login, if the settings name no client
+    metadata: m.JsonObject | None = None  # describes the authorization server
+    resource: m.JsonObject | None = None  # describes the MCP server
 
     def __post_init__(self) -> None:
         """Limit the times to valid dates: a server may send any number, and the file may be damaged."""
