@@ -218,7 +218,11 @@ class BatchDesk:
             reads += 1
             if reads >= _READS or (sound and (not missing or state.left)):
                 break
-        rest = (batch_forms.lost(item, state.left, state.why) for item in sorted(missing))
+        # If replies are fetched again, the provider may have removed them. Keep those that are in the folder.
+        rest = (
+            self._folder.result(item) or batch_forms.lost(item, state.left, state.why)
+            for item in sorted(missing)
+        )
         with self._folder.using(), draft.open("rb") as file:
             read = (msgspec.json.decode(line, type=batch_forms.Result) for line in file)
             settled = self._folder.settle(record, itertools.chain(read, rest))

@@ -3,17 +3,20 @@
 import json
 import math
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from grue.protocol.chat_wire.batch_forms import BatchState, OpenAIBatches
+from grue.policies import Batching
+from grue.protocol.chat_wire.batch_forms import BatchState, OpenAIBatches, Result
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.retry import RetryPolicy
 from grue.transports.llm import batch_desk
 from grue.transports.llm.batch_desk import BatchDesk, BatchRefused
-from grue.transports.llm.batch_folder import Submission
+from grue.transports.llm.batch_folder import BatchFolder, BatchManifest, Submission
 from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings
 from grue.transports.llm.exchange import Answered
 
@@ -144,6 +147,30 @@ def test_a_mark_of_the_byte_order_before_the_results_costs_no_reply() -> None:
     desk._form = OpenAIBatches()
     line = json.dumps(result).encode()
     assert desk._read(b"\xef\xbb\xbf" + line) == desk._read(line) is not None
+
+
+async def test_an_intact_reply_is_kept_if_the_provider_has_it_no_longer(tmp_path: Path) -> None:
+    manifest = BatchManifest(address="http://127.0.0.1/v1", model="m", wire="responses")
+
+    def folder() -> BatchFolder:
+        return BatchFolder(tmp_path, manifest, OpenAIBatches())
+
+    with folder() as files:
+        lost, kept = (files.item_of(turn, 1, b"{}") for turn in (1, 2))
+        for item in (lost, kept):
+            files.want(item, "/responses", b"{}")
+        (submission,) = files.unsent()
+        sent = files.keep(replace(submission, state="sent", batch_id="b1"))
+        files.settle(sent, [Result(item=item, status=200) for item in (lost, kept)])
+        replies = files.replies_of(1)
+    replies.write_bytes(b"\x00" + replies.read_bytes())
+    with folder() as files:
+        desk = BatchDesk(LlmEndpoint(LlmSettings(model="m")), files, Batching(folder="unused"))
+        archived = BatchState(id="b1", state="ended")
+        await desk._fetch(files.submissions[1], archived, files.items_in(1))
+        assert [getattr(files.result(item), "status", 0) for item in (lost, kept)] == [None, 200]
+    with folder() as files:
+        assert files.submissions[1].state == "settled"
 
 
 @pytest.mark.parametrize(
