@@ -128,7 +128,9 @@ def read_config_text(path: Path, *, if_missing: str, pipes: bool = False) -> str
     With `pipes`, a named pipe is read, which may block; without, it raises. A nameless pipe is always read.
     """
     try:
-        if not pipes and Path(os.path.realpath(path)).is_fifo():
+        real = Path(os.path.realpath(path))
+        # On macOS a pipe without a name has this parent; on Linux its real path does not exist.
+        if not pipes and real.parent != Path("/dev/fd") and real.is_fifo():
             raise OSError(errno.EINVAL, "it is a pipe, not a regular file")
         with path.open("rb") as file:
             content = file.read(MAX_CONFIG_BYTES + 1)
@@ -149,8 +151,14 @@ def read_config_text(path: Path, *, if_missing: str, pipes: bool = False) -> str
 
 
 def is_there(path: Path) -> bool:
-    """Return whether the project has this file. A folder or a broken link counts: reading it is an error."""
-    return os.path.lexists(path) or "\0" in str(path)
+    """Return whether the project has this file. What cannot be read counts: reading it says why."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError):  # such as a folder that this user may not search, or a NUL character
+        return True
+    return True
 
 
 def replace_file(path: Path, text: str) -> None:

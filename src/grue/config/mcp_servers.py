@@ -633,7 +633,7 @@ _JSON_KINDS = {
 
 def missing_servers(path: Path, *, named: bool) -> str:
     """Return the error text for a missing file of servers. `named`: the user has given the file's name."""
-    if path.is_symlink():
+    if os.path.islink(path):  # noqa: PTH114 - unlike `Path.is_symlink`, it never raises
         return f"{path} is a link to a file that does not exist: {path.readlink()}."
     if named:
         return f"The file of MCP servers {path} was not found. Correct the name; or `grue init` writes one."

@@ -126,7 +126,10 @@ def test_what_is_no_file_in_place_of_one_is_an_error(
             Runner.from_toml()
 
 
-def test_a_pipe_without_a_name_is_read() -> None:
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_pipe_without_a_name_is_read(monkeypatch: pytest.MonkeyPatch, is_link: bool) -> None:
+    if not is_link:  # as on macOS
+        monkeypatch.setattr(os.path, "realpath", os.fspath)
     read, write = os.pipe()
     os.write(write, b'{"mcpServers": {"todo": {"command": "python"}}}')
     os.close(write)
@@ -134,12 +137,15 @@ def test_a_pipe_without_a_name_is_read() -> None:
     os.close(read)
 
 
-def test_a_name_with_a_nul_character_of_the_file_of_servers_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "fault"), [("\\u0000", "no file can have this name"), ("x" * 300, "File name too long")]
+)
+def test_a_name_that_no_file_can_have_of_the_file_of_servers_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fault: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "pyproject.toml").write_text('[tool.grue.mcp]\nconfig_file = "\\u0000"\n')
-    with pytest.raises(MCPConfigError, match="no file can have this name"):
+    (tmp_path / "pyproject.toml").write_text(f'[tool.grue.mcp]\nconfig_file = "{name}"\n')
+    with pytest.raises(MCPConfigError, match=fault):
         known_servers(GameConfiguration.of_project(), None)
 
 
