@@ -320,16 +320,8 @@ _NARROWEST = 20
 class LiveView(Closing):
     """Shows an episode while it is played: an observer of the trace. `max_turns` 0: no limit is known."""
 
-    def __init__(
-        self,
-        output: Terminal,
-        *,
-        max_turns: int = 0,
-        story: Story | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, output: Terminal, *, max_turns: int = 0, story: Story | None = None) -> None:
         self._output = output
-        self._clock = clock
         self._arrived: deque[tuple[float, Envelope[Any]]] = deque()
         self._story = story or Story(beside_status=output.redraws)
         self._progress = Progress(max_turns)
@@ -342,7 +334,7 @@ class LiveView(Closing):
     def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
         """Queue a message for the view's thread. Never waits, never fails."""
         if not self._gone:
-            self._arrived.append((self._clock(), envelope))
+            self._arrived.append((time.monotonic(), envelope))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -373,7 +365,7 @@ class LiveView(Closing):
             if text:
                 self._output.write(text)
             return
-        rows = () if last else status_rows(self._progress, self._clock(), size, self._output.spinner)
+        rows = () if last else status_rows(self._progress, time.monotonic(), size, self._output.spinner)
         if text or (size.columns, rows) != self._shown:
             self._shown = (size.columns, rows)
             below = "\n".join(map(self._painted, rows))

@@ -108,7 +108,7 @@ def on_tool_drift(config: GameConfiguration) -> policies.OnToolDrift:
 
 def llm_settings(config: GameConfiguration) -> LlmSettings:
     """Return the settings of the configured endpoint, with the API key from the environment."""
-    scope = Scope(environ=os.environ, workspace_folder=config.project_dir)
+    scope, retry = Scope(environ=os.environ, workspace_folder=config.project_dir), config.retry
     headers = {
         name: expand(value, scope, f"The setting llm.extra_headers.{name}")
         for name, value in config.extra_headers.items()
@@ -123,7 +123,15 @@ def llm_settings(config: GameConfiguration) -> LlmSettings:
         text_tool_calls=config.text_tool_calls,
         prices=config.budget.prices,
         force_tool_support=config.mcp_force_tool_support,
-        retry=retry_policy(config),
+        retry=RetryPolicy(
+            max_retries=retry.max_retries,
+            initial_delay_s=retry.initial_delay,
+            max_delay_s=retry.max_delay,
+            max_asked_delay_s=retry.max_asked_delay,
+            exponential_base=retry.exponential_base,
+            jitter_factor=retry.jitter_factor,
+            timeout_s=retry.timeout_seconds,
+        ),
         then=tuple(
             llm_settings(dataclasses.replace(config, **_differing(model), then=[])) for model in config.then
         ),
@@ -182,20 +190,6 @@ def model_for(
     settings = replace(settings, api_key=settings.api_key or api_key(settings.base_url, os.environ))
     require_key(settings.base_url, settings.api_key, ", or name another endpoint with --base-url")
     return settings
-
-
-def retry_policy(config: GameConfiguration) -> RetryPolicy:
-    """Return the configured policy for retries."""
-    retry = config.retry
-    return RetryPolicy(
-        max_retries=retry.max_retries,
-        initial_delay_s=retry.initial_delay,
-        max_delay_s=retry.max_delay,
-        max_asked_delay_s=retry.max_asked_delay,
-        exponential_base=retry.exponential_base,
-        jitter_factor=retry.jitter_factor,
-        timeout_s=retry.timeout_seconds,
-    )
 
 
 def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) -> policies.TurnLimits:

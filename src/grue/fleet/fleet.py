@@ -23,7 +23,7 @@ from grue.fleet.identity import Case, fault_of
 from grue.fleet.local import LocalEngine, default_workers
 from grue.fleet.results import Result, results
 from grue.fleet.sweep import Keep, Sweep
-from grue.fleet.work import KnownWork, Work, find_work, name_of, refuse_to_start_again
+from grue.fleet.work import Work, find_work, name_of, refuse_to_start_again
 from grue.policies import Batching
 from grue.runtime.files import as_path
 
@@ -181,9 +181,8 @@ class Fleet:
                 for each in settings:
                     yield Case(settings=each, repetition=repetition)
 
-        known = find_work(work if isinstance(work, str) else name_of(work))
+        plan = self._plan(work if isinstance(work, str) else name_of(work), version, all_cases)
         axes = list(dict.fromkeys(name for each in settings for name in each))
-        plan = self._plan(known, version, all_cases)
         with shown_progress(watch, shown=progress) as seen:
             return self._run(plan, axes, retry=retry, watch=seen)
 
@@ -195,7 +194,7 @@ class Fleet:
         The sweep's limits, `workers` and `keep` are not used, only those of this fleet.
         """
         refuse_to_start_again(imports_main=self._engine == "local")
-        plan = self._plan(find_work(sweep.work), sweep.version, sweep.all_cases, whole=True)
+        plan = self._plan(sweep.work, sweep.version, sweep.all_cases, whole=True)
         with shown_progress(watch, shown=progress) as seen:
             return self._run(plan, list(sweep.grid), retry=retry, watch=seen)
 
@@ -245,13 +244,9 @@ class Fleet:
         return compare(one, other, Options(**how))
 
     def _plan(
-        self,
-        work: KnownWork,
-        version: str | None,
-        cases: Callable[[], Iterable[Case]],
-        *,
-        whole: bool = False,
+        self, name: str, version: str | None, cases: Callable[[], Iterable[Case]], *, whole: bool = False
     ) -> Plan:
+        work = find_work(name)
         return Plan(
             work=work,
             version=version or work.version,

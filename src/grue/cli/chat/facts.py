@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - `Fact` and `Past` say what their methods return
 """The facts that `grue chat` records in the trace between its turns, and `read_chat`, which reads them."""
 
 from pathlib import Path
@@ -20,7 +21,6 @@ class EpisodeStarted(facts.EpisodeStarted, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The episode's name in headings. It is the same for all chats."""
         return "a chat"
 
 
@@ -34,15 +34,12 @@ class UserSaid(Fact, frozen=True, kw_only=True, tag="chat.Said"):
     size: int  # size of `file` before the turn, in bytes; `/undo` copies only these bytes
 
     def summary(self) -> str:
-        """Return where the turn begins in the conversation's file, as `turn 2, from byte 900 of FILE`."""
         return f"turn {self.turn}, from byte {self.size} of {self.file}"
 
     def severity(self) -> Severity:
-        """Return `quiet`."""
         return "quiet"
 
     def log_lines(self) -> tuple[LogLine, ...]:
-        """Return no lines."""
         return ()
 
 
@@ -56,12 +53,10 @@ class TakenBack(Fact, frozen=True, kw_only=True, tag="chat.TakenBack"):
     calls: tuple[str, ...] = ()  # the turn's tool calls, each as `server.tool`
 
     def summary(self) -> str:
-        """Return that the turn is no longer in the conversation, and the names of the tools it called."""
         remains = f"; done all the same: {', '.join(self.calls)}" if self.calls else ""
         return f"turn {self.turn} is no longer part of the conversation{remains}"
 
     def severity(self) -> Severity:
-        """Return `warn` if the turn has called tools, whose effects remain; otherwise an empty text."""
         return "warn" if self.calls else ""
 
 
@@ -74,7 +69,6 @@ class ModelChanged(Fact, frozen=True, kw_only=True, tag="chat.ModelChanged"):
     now: str
 
     def summary(self) -> str:
-        """Return the names of the old and the new model."""
         return f"{self.before} -> {self.now}"
 
 
@@ -88,7 +82,6 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
     turn: int = 0
 
     def take_fact(self, envelope: EpisodeEnvelope) -> None:
-        """Update this state from the next envelope of the trace."""
         self.turn = max(self.turn, envelope.turn)
         match envelope.body:
             case UserSaid() as said:

@@ -95,15 +95,11 @@ class StepExecutionResult(Struct, frozen=True, kw_only=True):
 
 
 class ActionType(Struct, frozen=True):
-    """A type of action; the fields are the arguments of `ActionTypes.add`.
-
-    Attributes:
-        run: `None`: the host carries out the action itself.
-    """
+    """A type of action; the fields are the arguments of `ActionTypes.add`."""
 
     name: str
     params: type[Struct]
-    run: Callable[[Any, Any], str] | None
+    run: Callable[[Any, Any], str] | None  # `None`: the host carries out the action itself
     description: str = ""
     annotations: ToolAnnotations = ToolAnnotations()
 

@@ -169,17 +169,11 @@ def _malformed(path: Path, line: int, problem: str) -> MCPConfigError:
 
 
 class Grant(Struct, frozen=True):
-    """The tools that the entries of `allowed-tools` name.
+    """The tools that the entries of `allowed-tools` name."""
 
-    Attributes:
-        approved: The tools that an entry without a pattern names.
-        named: The tools that any entry names.
-        unknown: The entries that name no tool.
-    """
-
-    approved: frozenset[str] = frozenset()
-    named: frozenset[str] = frozenset()
-    unknown: tuple[str, ...] = ()
+    approved: frozenset[str] = frozenset()  # the tools that an entry without a pattern names
+    named: frozenset[str] = frozenset()  # the tools that any entry names
+    unknown: tuple[str, ...] = ()  # the entries that name no tool
 
 
 class Skills:

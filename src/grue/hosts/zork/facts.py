@@ -21,14 +21,10 @@ _SHORT = 80
 
 
 class EpisodeStarted(hosting.EpisodeStarted, frozen=True, kw_only=True):
-    """An episode of a game begins.
-
-    Attributes:
-        game_hash: SHA-256 of the story file, or the version of the embedded game "The House".
-    """
+    """An episode of a game begins."""
 
     game: str
-    game_hash: str
+    game_hash: str  # SHA-256 of the story file, or the version of the embedded game "The House"
     seed: int
 
     @property

@@ -249,33 +249,26 @@ class EpisodeSetup(Struct, kw_only=True):
     """The parts of an episode that are not in its configuration; all have a default.
 
     `client`, `approve`, `turn_timeout_s`, `start` and `stream` mean the same as in a `ZorkAgent`.
-
-    Attributes:
-        game: The game; `None`: the embedded game "The House".
-        mcp_manager: Used in place of a manager made from the configuration.
-        langfuse_client: Gets the events of the episode. The orchestrator's `close` only flushes it.
-        scripted: Whether a script gives the replies, and not an LLM. This value is recorded in the trace and
-            the result. If it is true, npx downloads nothing to start the configured server.
-        settings: JSON values that are recorded at the episode's start, for a program that resumes it.
-        past: The episode to resume; `None`: a new episode is played.
     """
 
-    game: Any = None
+    game: Any = None  # `None`: the embedded game "The House"
     seed: int = 0
     max_turns: int = DEFAULT_MAX_TURNS
     client: Any = None
-    mcp_manager: Any = None
+    mcp_manager: Any = None  # used in place of a manager made from the configuration
     recorder: Any = None
     logger: Any = None
-    langfuse_client: Any = None
+    langfuse_client: Any = None  # gets the events of the episode; `close` only flushes it
     policy: FailurePolicy = FailurePolicy()
     approve: Any = None
     turn_timeout_s: float | None = None
+    # Whether a script gives the replies, and not an LLM. This value is recorded in the trace and the result.
+    # If it is true, npx downloads nothing to start the configured server.
     scripted: bool = False
     start: Start | None = None
     stream: bool = False
-    settings: m.JsonObject = {}
-    past: GamePast | None = None
+    settings: m.JsonObject = {}  # recorded at the episode's start, for a program that resumes it
+    past: GamePast | None = None  # the episode to resume; `None`: a new episode is played
 
 
 class ZorkOrchestratorV2:
