@@ -74,7 +74,6 @@ class OwnedSession:
         self.tools: tuple[m.ToolDefinition, ...] = ()
         self.serves_unlisted = False
         self.closed: m.SessionClosed | None = None
-        self.pid: int | None = None
         self.died: m.ServerFailure | None = None
         self._command = command
         self._connect_to_server = connect
@@ -102,6 +101,11 @@ class OwnedSession:
         """`True` if the session is open and its process, if any, runs. The server is not asked."""
         opened = self.alive and self._opened.done() and self.died is None
         return opened and self._client is not None and self._client.status.alive
+
+    @property
+    def status(self) -> connections.ConnectionStatus:
+        """The state of the connection and of the server's process, also after the session has ended."""
+        return connections.ConnectionStatus() if self._client is None else self._client.status
 
     async def opened(self) -> m.ConnectOutcome | None:
         """Wait for the outcome of connecting, and return it. Cancelling this wait ends the session.
@@ -303,7 +307,7 @@ class OwnedSession:
             case m.SessionOpened() | m.McpDisabled() | m.StartupFailed():
                 self.connection = self._actor.connection
                 if isinstance(event, m.SessionOpened):
-                    self.tools, self.serves_unlisted, self.pid = event.tools, event.serves_unlisted, event.pid
+                    self.tools, self.serves_unlisted = event.tools, event.serves_unlisted
                 self._opened.set_result(event)
                 return isinstance(event, m.SessionOpened)
             case m.ToolsChanged(tools=tools):

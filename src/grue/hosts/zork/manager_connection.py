@@ -18,7 +18,7 @@ from grue.hosts.zork.look_alikes import accepts, tool_result
 from grue.hosts.zork.manager import MCPManager, TurnUse
 from grue.protocol.tools import results as tool_results
 from grue.runtime.loops.host_code import ends_the_task
-from grue.runtime.processes.limits import ProcessLimits, ServerExit
+from grue.runtime.processes.limits import ProcessLimits
 
 _SPARE_S = 1.0
 """Seconds that `disconnect_session` gets in addition to the time that a server gets to exit."""
@@ -266,17 +266,7 @@ class OverriddenManagerConnection(ManagerConnection):
     def status(self) -> ConnectionStatus:
         """The state of the server's process, as the manager's session reports it."""
         session = self._session
-        if session is None:
-            return ConnectionStatus()
-        closed = session.closed
-        if closed is None:
-            return ConnectionStatus(pid=session.pid)
-        return ConnectionStatus(
-            pid=session.pid,
-            exit=None if closed.exit_status is None else ServerExit(closed.exit_status),
-            ending=closed.ending,
-            stderr_tail=closed.stderr_tail,
-        )
+        return ConnectionStatus() if session is None else session.status
 
     def _hurry(self) -> bool:
         self._limits = self._limits.when_cancelled()
