@@ -290,6 +290,13 @@ async def test_what_a_function_raises_is_its_result(raised: BaseException) -> No
     assert (await call(fail_later)).error_message == expected
 
 
+async def test_a_function_that_runs_in_a_thread_may_raise_stop_iteration() -> None:
+    def fail() -> None:
+        raise StopIteration("no more")
+
+    assert (await call(fail)).error_message == "Tool call failed: StopIteration: no more"
+
+
 async def test_an_exception_without_words_is_a_result_too() -> None:
     class UnspeakableError(Exception):
         def __str__(self) -> str:
