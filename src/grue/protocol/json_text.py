@@ -17,23 +17,16 @@ from grue import messages as m
 from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import well_formed
 
-MAX_DEPTH = 100
-"""Deepest nesting of a JSON value. Without a limit, a very deep value would exhaust the stack."""
-
-MAX_CHARS = 8 * 2**20
-"""The most characters in a text for `strict_value`, or in the arguments of all calls of a reply together."""
-
-MAX_VALUES = 100_000
-"""The most lists, objects, strings and commas in the arguments of a call, or in a text for `strict_value`."""
-
+MAX_DEPTH = 100  # deepest nesting of a JSON value: a very deep one would exhaust the stack
+MAX_CHARS = 8 * 2**20  # of a text for `strict_value`, or of the arguments of all calls of a reply together
+MAX_VALUES = 100_000  # lists, objects, strings and commas in a call's arguments, or for `strict_value`
 _ENCODER = msgspec.json.Encoder()
 _STRUCTURE = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{,]'
 _SPACE = re.compile(r"\s+")
 _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
 _IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _LONG_BYTES = 256 * 2**10
-_MOST_VALUES = 500_000
-"""The most values in a text of more than `_LONG_BYTES`: decoding is one call into C and stops all threads."""
+_MOST_VALUES = 500_000  # of more than `_LONG_BYTES`: decoding is one call into C and stops all threads
 
 
 def to_json(value: object) -> bytes:
@@ -176,9 +169,7 @@ def _children(value: object) -> Iterable[object]:
     return value if isinstance(value, list | tuple) else ()
 
 
-_MAX_INT_BITS = 14_000
-"""The most bits of an integer that is written in decimal. Python refuses to write more than 4,300 digits."""
-
+_MAX_INT_BITS = 14_000  # of an integer in decimal: Python refuses to write more than 4,300 digits
 _TOO_DEEP = "[nested too deeply]"
 
 

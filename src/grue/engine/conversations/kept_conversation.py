@@ -45,11 +45,8 @@ from grue.runtime.loading import importing
 from grue.runtime.trace.format import REFERENCE_START, trace_in
 from grue.transports.llm.endpoint import LlmEndpoint
 
-KEPT_BYTES = 64 * 2**20
-"""The most bytes of results (as JSON) that a conversation keeps in memory for its turns without a trace."""
-
-_SHORT = 100
-"""Results of up to this many bytes are not kept: the model gets them whole, or `max_result_chars` is tiny."""
+KEPT_BYTES = 64 * 2**20  # of results (as JSON) that a conversation keeps at most for turns without a trace
+_SHORT = 100  # bytes; results so short are not kept: the model gets them whole, or `max_result_chars` is tiny
 
 
 class EarlierResults:
@@ -162,8 +159,7 @@ def _in_trace(
     return found
 
 
-_LONG = 2**20
-"""From this many bytes on, lines are written in a thread, because the write would block the event loop."""
+_LONG = 2**20  # bytes; from so many on, lines are written in a thread: the write would block the event loop
 
 
 class TurnPast(Struct, kw_only=True):

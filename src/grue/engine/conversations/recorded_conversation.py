@@ -27,8 +27,7 @@ from grue.runtime.trace.format import trace_in
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.reading import EpisodeBody, EpisodeEnvelope, open_episode
 
-_Place: TypeAlias = tuple[int, str]
-"""How many entries a conversation has, and the digest of them."""
+_Place: TypeAlias = tuple[int, str]  # how many entries a conversation has, and the digest of them
 
 
 class Talk(Struct):

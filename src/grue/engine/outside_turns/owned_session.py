@@ -26,8 +26,7 @@ from grue.tool_sessions.connection import Connect, ToolConnection, WrappedConnec
 from grue.tool_sessions.failures import ToolRefusedError
 
 _ME = "host"
-_CANCELLED = -32800
-"""The error code of the Language Server Protocol for a request that the client cancelled."""
+_CANCELLED = -32800  # the Language Server Protocol's error code for a request that the client cancelled
 
 
 class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like the messages

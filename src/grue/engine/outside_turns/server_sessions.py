@@ -49,8 +49,7 @@ _PAGED = {
 """Requests whose answer has pages, and the member of a page that holds its items."""
 
 _MAX_PAGES = 100
-_MAX_JUDGEMENTS = 3
-"""How often one call is judged by the tool policy at most. It is judged again if the tool has changed."""
+_MAX_JUDGEMENTS = 3  # how often the policy judges one call at most: again if the tool has changed
 
 
 class SessionSources(Struct, frozen=True, kw_only=True):

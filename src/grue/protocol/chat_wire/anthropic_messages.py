@@ -41,9 +41,7 @@ _KINDS = frozenset(
     {"message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"}
     | {"message_stop", "error"}
 )
-_KEPT = ("stop_reason", "stop_sequence", "stop_details")
-"""Members of the message that come only with the last events of the stream."""
-
+_KEPT = ("stop_reason", "stop_sequence", "stop_details")  # come only with the last events of the stream
 _EVENT = frozenset({"type", "message", "content_block", "delta", "error", "usage", "index"})
 _BLOCK = frozenset({"type", "text", "thinking", "signature", "name", "input", "data"})
 _DELTA = frozenset({"type", "text", "thinking", "signature", "partial_json", "stop_reason"})
@@ -210,8 +208,7 @@ _FINISHES = {
     "model_context_window_exceeded": "length",
     "refusal": "content_filter",
 }
-_EFFORTS = {"minimal": "low"}
-"""Efforts that this format does not have, each with the effort that is sent instead."""
+_EFFORTS = {"minimal": "low"}  # efforts that this format does not have, and what is sent instead
 
 
 class AnthropicMessages(w.WireFormat):

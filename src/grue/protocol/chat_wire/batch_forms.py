@@ -21,8 +21,7 @@ from grue.protocol.chat_wire.wire_format import BatchFormName
 
 Json: TypeAlias = dict[str, Any]
 
-KEY = "grue_batch"
-"""The member of a batch's metadata in which grue puts the key by which it finds the batch again."""
+KEY = "grue_batch"  # the member of a batch's metadata with the key by which grue finds the batch again
 
 
 _AGAIN = "To ask it anew, run the same batch with Batching(retry_failed=True)."

@@ -203,9 +203,7 @@ _LARGE_WEIGHT = 16 * 2**10
 """A member of `_KEPT` with more weight counts in `ChatAssembler.held` each time it comes, so that the limit
 on `held` bounds the work. Of a lighter one, which many chunks repeat, only the last value counts."""
 
-_MOST_READ = 64 * 2**20
-"""The most characters that `_Calls._is_complete` parses for one reply; repeated parsing counts again."""
-
+_MOST_READ = 64 * 2**20  # characters that `_is_complete` parses for one reply; repeated parsing counts again
 _CHUNK = frozenset({"choices", "error", "usage", "model", "object", "created"})
 _CHOICE = frozenset({"delta", "message", "finish_reason", "error", "index", "logprobs", "token_ids"})
 _DELTA = frozenset({*_TEXTS, "tool_calls", "reasoning_details", "role"})

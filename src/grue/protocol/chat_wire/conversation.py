@@ -81,27 +81,18 @@ def _append(parts: list[bytes], part: bytes) -> None:
         parts[-1] = b",".join((parts[-1], last))
 
 
-UNDERSTOOD = "Understood."
-"""The assistant's text between tool results and a user message, if the endpoint needs a text there."""
-
+UNDERSTOOD = "Understood."  # said between tool results and a user message, if the endpoint needs a text there
 _MOST_MARKERS = 4
-_MOST_PER_TOKEN = 8
-"""One token seldom stands for more bytes of encoded text than this, whatever the tokenizer."""
-
+_MOST_PER_TOKEN = 8  # one token seldom stands for more bytes of encoded text, whatever the tokenizer
 _PIECE = re.compile(r"[^\w\s]?\w+|[^\w\s]+")
 """Tokenizers make at least one token of nearly every match, so the number of matches is a low estimate."""
 
 _TEXT_PIECES, _TOOL_PIECES, _ARGUMENT_PIECES = 3, 5, 3
 """Fewest tokens that a text, a tool and each argument add to their words, in any template."""
 
-_MOST_COUNTED = 100_000
-"""With more bytes of texts than this, a token count cannot show whether it includes the tools."""
-
-_TELLING_TOOLS = 200
-"""With fewer bytes of tools than this, a token count cannot show whether it includes them."""
-
-_TELLING_COUNT = 11
-"""A smaller token count shows nothing: the endpoint of `grue.testing` reports 10 for every prompt."""
+_MOST_COUNTED = 100_000  # with more bytes of texts, a token count cannot show if it includes the tools
+_TELLING_TOOLS = 200  # with fewer bytes of tools, a token count cannot show whether it includes them
+_TELLING_COUNT = 11  # a smaller count shows nothing: `grue.testing` reports 10 tokens for each prompt
 
 
 class Prompt(NamedTuple):

@@ -237,9 +237,7 @@ def _of_status(status: int, text: str) -> FailureReason:
 
 
 _MOST_READ = 20_000
-_MOST_JUDGED = 8000
-"""The most characters of a text that are searched for a reason, so that no text blocks the event loop."""
-
+_MOST_JUDGED = 8000  # characters searched for a reason, so that no text blocks the event loop
 MAX_WORDS = 600  # longest quotation of a provider's text, in characters
 
 
@@ -577,9 +575,7 @@ _TOO_LONG = (
     r"|max_(?:completion_)?tokens must be at least 1, got -"  # vLLM: window minus prompt is negative
     r"|request too large for [^\n]{0,200}requested"  # OpenAI, Groq: over the limit per minute
 )
-_MORE_THAN_A_MINUTE = r"request too large for"
-"""The refusal of a request that alone exceeds the limit of tokens per minute: waiting does not help."""
-
+_MORE_THAN_A_MINUTE = r"request too large for"  # exceeds the tokens of a minute alone: waiting does not help
 _RATE = r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait"
 """Signs of a limit of tokens per time, after which waiting helps. `_TOO_LONG` may match these texts too."""
 

@@ -263,9 +263,7 @@ _OF_REASONING = {
     "thinking": r"thinking|output_config\.effort|effort",
     "adaptive": r"thinking|effort",
 }
-_UNTHOUGHT = r"must start with a thinking block"
-"""Anthropic's refusal of thinking in the middle of a turn in which another model has called tools."""
-
+_UNTHOUGHT = r"must start with a thinking block"  # Anthropic's, if another model has called tools in the turn
 _ADAPTIVE = r"thinking\.type\.enabled|use\b[^\n]{0,20}adaptive"
 
 

@@ -52,8 +52,7 @@ _ITEM = frozenset({"type", "content", "arguments", "name", "call_id", "summary",
 _TYPES = frozenset({"message", "function_call", "reasoning", "output_text", "refusal", "summary_text"})
 _PART = frozenset({"type", "text", "refusal"})
 _CALL = "function_call"
-_MOST_COMPARED = 100
-"""The most earlier calls that are compared by name and arguments with a call whose id is new."""
+_MOST_COMPARED = 100  # earlier calls that are compared by name and arguments with a call whose id is new
 
 
 class _CallEvents(Struct):

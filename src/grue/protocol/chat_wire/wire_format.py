@@ -518,8 +518,7 @@ def non_blank(text: str) -> str:
     return text if text and not text.isspace() else EMPTY
 
 
-EPHEMERAL: m.JsonObject = {"type": "ephemeral"}
-"""The cache marker: it asks the endpoint to cache the prompt up to the end of the marked text."""
+EPHEMERAL: m.JsonObject = {"type": "ephemeral"}  # asks to cache the prompt up to the end of the marked text
 
 
 def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[str, m.JsonObject | None]]:

@@ -55,9 +55,7 @@ _FORMS = (
 )
 _MARKS = rf"^[ \t]*(?:{_FORMS}|(?P<recipient>to=[\w.\-/]{{1,200}} ?<\|channel\|>))"
 _SIGNS = ("<", "[", "`")  # each tag contains one of these characters; most texts have none
-_FIRST_CHARS = re.compile(r"[<\[\]]")
-"""First characters of tags that may follow other text directly. They are found faster than whole tags."""
-
+_FIRST_CHARS = re.compile(r"[<\[\]]")  # of tags that may follow text directly; found faster than whole tags
 _NO_TEXT = frozenset(" \t\n\r`'\"([")
 _MOST_LOOKED_AT = 10_000
 _FENCE = re.compile(r"```(?:json|tool_call|tool_calls|xml)?[ \t]*\n", re.IGNORECASE)
@@ -102,8 +100,7 @@ class Written(Struct, frozen=True):
 Part: TypeAlias = Literal["content", "reasoning"]
 
 _Tools: TypeAlias = Mapping[str, m.ToolDefinition]
-_Found: TypeAlias = tuple[list[WrittenCall], int]
-"""Calls, and the position at which the text goes on after them."""
+_Found: TypeAlias = tuple[list[WrittenCall], int]  # the calls, and where the text goes on after them
 
 
 class _Unreadable(Exception):  # noqa: N818 - never leaves this module

@@ -37,20 +37,12 @@ from grue.protocol.tools.policy import hints_of, matches_any
 from grue.protocol.tools.results import READ_ON, cut_middle, success, told
 
 ToolNames: TypeAlias = Mapping[str, str]  # the canonical names of tools by the ids of calls
-TEXT_BYTES_PER_TOKEN = ContextPolicy().bytes_per_token
-"""How many bytes of text count as a token where no policy sets a number."""
-
+TEXT_BYTES_PER_TOKEN = ContextPolicy().bytes_per_token  # where no policy sets a number
 _PER_MESSAGE = 8  # tokens of the frame of one message: its role, its separators, a call's id
 _PER_IMAGE = 1600  # the most tokens that an image takes, at the providers that document it
-_BYTES_PER_TOKEN = {"audio": 500, "file": 40}
-"""A guess at the bytes per token of a recording and of a document: providers publish no such number."""
-
-_TELLING = 500
-"""The fewest uncounted tokens from which `bytes_per_token` is corrected: a few short texts would mislead."""
-
-_SMALL = 48
-"""A result of at most so many tokens is about as long as its stub: clearing it would free too little."""
-
+_BYTES_PER_TOKEN = {"audio": 500, "file": 40}  # guesses: providers publish no such number
+_TELLING = 500  # uncounted tokens from which `bytes_per_token` is corrected: a few short texts mislead
+_SMALL = 48  # a result of at most so many tokens is about as long as its stub: clearing frees too little
 _SLACK = 8
 """The endpoint's count, minus the sizes counted earlier, is compared with the estimate of the uncounted
 parts. If the two differ by more than this factor, the sizes counted earlier are taken to be wrong too."""

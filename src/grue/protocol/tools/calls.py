@@ -36,9 +36,7 @@ from grue.protocol.tools.results import MediaRoom
 
 _LONGEST_NAME = 200
 _MOST_MEANT = 3
-_MOST_GUESSED = 20
-"""After so many rejected calls of a reply, no similar tool name is looked for: each search takes 1 ms."""
-
+_MOST_GUESSED = 20  # rejected calls of a reply for which a similar name is looked for: it takes 1 ms each
 _ALIKE = 0.8
 Records: TypeAlias = tuple[m.ToolCallRecord, ...]
 Calls: TypeAlias = Mapping[m.CallId, m.ToolCall]

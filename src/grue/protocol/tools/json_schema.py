@@ -29,18 +29,14 @@ number of bytes if the schema has patterns."""
 
 _MOST_PARTS = 2_000  # the most keywords and items of the schema parts that apply to one place
 _DEEPEST = 60  # the deepest nesting of the parts that apply to one place; the validator's stack grows with it
-_MOST_TOLD = 2_000
-"""The most nested values for which a fault in `anyOf` or the like is described: the validator copies all."""
-
+_MOST_TOLD = 2_000  # values for which a fault in `anyOf` or the like is described: all are copied
 _MOST_WORK = 200_000  # the most parts and keywords that `_most_parts` looks at
 _MOST_COMPILED = 64
 _REGEX_BYTES = 100_000  # the most memory of a compiled regular expression, without its cache
 _TOO_MUCH = "it is nested too deeply, or too many of its parts apply to one value"
 _FAULT_CHARS = 300
 _QUOTED_CHARS = 100
-_VALUE = "\0"
-"""Stands for the value in the validator's messages, which escape control characters everywhere else."""
-
+_VALUE = "\0"  # stands for the value in the validator's messages, which escape other control characters
 Check: TypeAlias = Callable[[object], str | None]
 """Returns why a schema refuses a value; `None`: it fits. Raises `NotCheckedError` for a too large value."""
 
@@ -58,9 +54,7 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", *
 """Keywords whose value has a schema for each name."""
 
 _DATA = frozenset(("const", "enum", "default", "examples"))  # keywords whose value is no schema
-_MOST_STEPS_TO_DEFAULT = 3
-"""How many references and combinations are followed when a property's default is looked for."""
-
+_MOST_STEPS_TO_DEFAULT = 3  # references and combinations followed to a property's default
 _UNFORESEEN = frozenset(("unevaluatedItems", "unevaluatedProperties"))
 
 _PLAIN_TYPES: dict[str, tuple[type, ...]] = {

@@ -28,8 +28,7 @@ class ToolPin(Struct, frozen=True, forbid_unknown_fields=True):
     annotations: str | None = None
 
 
-ServerPins: TypeAlias = Mapping[str, ToolPin]
-"""The approved definitions of one server, by the tools' bare names."""
+ServerPins: TypeAlias = Mapping[str, ToolPin]  # approved definitions of a server, by tools' bare names
 
 
 class ToolLock(Struct, frozen=True):

@@ -183,12 +183,8 @@ def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:
     return ToolRoutes(listed, called, tuple(shadowed))
 
 
-CUT_MARK = " [cut at the length limit]"
-"""Put at the end of arguments that may be incomplete, because the reply was cut."""
-
-_MAX_ODD_VALUES = 10_000
-"""The most values in arguments that are not strict JSON. Such arguments take longer to parse."""
-
+CUT_MARK = " [cut at the length limit]"  # ends arguments that may be incomplete: the reply was cut
+_MAX_ODD_VALUES = 10_000  # in arguments that are not strict JSON, which take longer to parse
 _WORDS = 300
 _DEEP = f"the arguments are nested more than {MAX_DEPTH} deep: make a flatter call"
 _DIGITS = 40

@@ -43,9 +43,7 @@ from grue.protocol.json_text import is_deep, json_object, json_value
 from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import printable, well_formed
 
-MAX_ATTACHMENTS = 20
-"""The most attachments in a `MediaRoom`: with more, Anthropic limits images to 2,000 pixels a side."""
-
+MAX_ATTACHMENTS = 20  # of a `MediaRoom`: with more, Anthropic limits images to 2,000 pixels a side
 _MAX_TEXT_BYTES = 1024 * 1024
 _MAX_NAME = 100
 _HEAD_CHARS = 64
@@ -166,18 +164,14 @@ def _file_name(uri: str) -> str:
 
 
 MAX_JSON_CHARS = 2_000_000
-MAX_JSON_VALUES = 50_000
-"""A text block of more characters or values is not decoded: that would block the event loop."""
-
+MAX_JSON_VALUES = 50_000  # of a text block, or characters: decoding more would block the event loop
 MAX_ERROR_CHARS = 100_000  # longest `error_message` of a failed tool
 _LOOK_CHARS = 1000
 _ALWAYS_INDENTED = 65_536
 _MOST_LEVELS = 40
 _NO_SHAPE = bytes(set(range(256)) - set(b'[]{}"'))
 _STRINGS = re.compile(rb'(?:"[^"]*")+')
-_LONG_LINE = 2000
-"""JSON text with more characters than this in a line, on average, is indented before it is read by lines."""
-
+_LONG_LINE = 2000  # JSON with more characters in a line, on average, is indented before it is read by lines
 _SMALL_VALUES = 2000
 _SMALL_CHARS = 100_000
 SKIPPED_AFTER_TIMEOUT = "Skipped: an earlier tool call of this reply timed out"
@@ -187,12 +181,10 @@ NOT_AS_DECIDED = (
     " still offered, read its description and parameters before you call it again"
 )
 NOT_STARTED = "not called: the server '{server}' did not start: {reason}"
-NAME_SEPARATORS = re.compile(r"[./:]|__")
-"""The separators that models write between the name of a server and that of its tool."""
+NAME_SEPARATORS = re.compile(r"[./:]|__")  # that models write between a server's name and its tool's
 NOT_USED = "The server '{server}' could not be used: {reason}"
 SKIPPED_TOO_LATE = "Skipped: no more tools may be called; give the final answer"
-INTERRUPTED = "interrupted; it may have taken effect"
-"""The answer to a call that was sent and has no result, for example because the turn ended first."""
+INTERRUPTED = "interrupted; it may have taken effect"  # of a call that was sent and has no result
 NOT_CALLED = "not called: the turn ended before"
 
 
@@ -354,8 +346,7 @@ def told_plainly(
     return Told(_marked(said, max_chars), attached, len(said))
 
 
-READ_ON = '; read_result with the handle "{handle}" reads all of it'
-"""Tells the model how it can read the rest of a result."""
+READ_ON = '; read_result with the handle "{handle}" reads all of it'  # how the model can read the rest
 
 
 def is_referred(content: str, handle: str) -> bool:

@@ -31,11 +31,8 @@ _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.1, 3600.0
 _MOST_MS = 10 * 365 * 86_400_000
 _ID_CHARS = 1000
 _MESSAGE_CHARS = 100_000
-UNKNOWN_TASK = frozenset((-32602, -32601, -32002))
-"""Error codes of a server that does not know the task: invalid parameters, no such method, not found."""
-
-MAX_POLL_ERRORS = 3
-"""If a server refuses so many polls of a task in a row, or answers them unreadably, the call fails."""
+UNKNOWN_TASK = frozenset((-32602, -32601, -32002))  # invalid parameters, no such method, not found
+MAX_POLL_ERRORS = 3  # refused or unreadable polls of a task in a row after which the call fails
 
 
 class WaitFor(Struct, frozen=True):

@@ -50,8 +50,7 @@ from grue.protocol.retry import RetryPolicy, next_delay
 
 _OTHER_CAUSES = frozenset({"key", "credit", "region", "reply"})  # reasons that no attachment causes
 _MOST_ENDLESS = 2  # how many replies of one completion may run into their time limit
-_LEAST_OF_LIMIT = 4
-"""The token limit of a reply is lowered to no less than a fourth: with less, many answers would be cut."""
+_LEAST_OF_LIMIT = 4  # a token limit is lowered to a fourth at the least: many answers would be cut
 
 
 class CutReply(Struct, frozen=True):
