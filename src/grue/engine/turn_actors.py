@@ -131,9 +131,6 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     reopened: Mapping[m.ServerName, m.OpenSession] = {}  # how the sessions that are open at the fork began
 
 
-_NO_PAST = TurnsPast()
-
-
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
     """The mailboxes of session actors. Looking up a server without an actor starts an actor for it."""
 
@@ -159,7 +156,7 @@ class TurnActors:
         earlier: EarlierResults | None = None,
         past: TurnsPast | None = None,
     ) -> None:
-        self._past = past or _NO_PAST
+        self._past = past or TurnsPast()
         self._wiring = wiring
         self._earlier = earlier
         self._resources = resources

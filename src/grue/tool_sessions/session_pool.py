@@ -286,8 +286,12 @@ class SessionPool:
 
 
 class _SessionUser:
-    def __init__(self, pool: SessionPool, owned: PooledConnection | None = None) -> None:
+    def __init__(
+        self, pool: SessionPool, server: m.ServerName, connect: Connect, owned: PooledConnection | None = None
+    ) -> None:
         self._pool = pool
+        self._server = server
+        self._connect = connect
         self._owned = owned
         self._seen: tuple[m.ToolDefinition, ...] = ()
 
@@ -334,9 +338,7 @@ class LeasedConnection(_SessionUser):
         turn: int,
         deadline: float,
     ) -> None:
-        super().__init__(pool, prewarmed)
-        self._server = server
-        self._connect = connect
+        super().__init__(pool, server, connect, prewarmed)
         self._turn = turn
         self._deadline = deadline
         self._broken = False
@@ -433,11 +435,6 @@ def _why_lost(owned: PooledConnection) -> str:
 
 class SharedSession(_SessionUser):
     """A `ToolConnection` to a kept session, for calls outside turns. At its exit the session stays open."""
-
-    def __init__(self, pool: SessionPool, server: m.ServerName, connect: Connect) -> None:
-        super().__init__(pool)
-        self._server = server
-        self._connect = connect
 
     async def __aexit__(self, *exc_info: object) -> None:
         pass

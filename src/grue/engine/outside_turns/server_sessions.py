@@ -1,8 +1,9 @@
 """`ServerSessions`: sessions with tool servers outside turns, for the host's tool calls and requests."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 import anyio
@@ -85,21 +86,11 @@ class ServerSessions:
     ) -> dict[m.ServerName, m.SessionOpened | m.ServerFailure]:
         """Connect to servers in parallel and return the result for each. Dead sessions are replaced."""
         outcomes: dict[m.ServerName, m.SessionOpened | m.ServerFailure] = {}
-        crashes: list[BaseException] = []
 
         async def connect(name: m.ServerName) -> None:
-            try:
-                outcomes[name] = await self._connected(name, anew=True)
-            except BaseException as error:  # raised below: the task group would wrap it in an exception group
-                if ends_the_task(error):
-                    raise
-                crashes.append(error)
+            outcomes[name] = await self._connected(name, anew=True)
 
-        async with anyio.create_task_group() as group:
-            for name in names:
-                group.start_soon(connect, name)
-        if crashes:
-            raise crashes[0]
+        await _in_parallel(connect, names)
         return {name: outcomes[name] for name in names}
 
     async def tools(self) -> tuple[m.ToolDefinition, ...]:
@@ -231,21 +222,7 @@ class ServerSessions:
     async def close(self, *, hurried: bool = False) -> None:
         """Close all sessions in parallel. When all are closed, raise the first error of a session, if any."""
         sessions = [state.session for state in self._states.values() if state.session is not None]
-        failed: list[BaseException] = []
-
-        async def close(session: OwnedSession) -> None:
-            try:
-                await session.close(hurried=hurried)
-            except BaseException as error:  # raised below, when all sessions are closed
-                if ends_the_task(error):
-                    raise
-                failed.append(error)
-
-        async with anyio.create_task_group() as group:
-            for session in sessions:
-                group.start_soon(close, session)
-        if failed:
-            raise failed[0]
+        await _in_parallel(partial(OwnedSession.close, hurried=hurried), sessions)
 
     def _known(self, server: str) -> m.ServerName:
         if server not in self._states:
@@ -338,19 +315,36 @@ class _ServerState:
     session: OwnedSession | None = None
 
 
+async def _in_parallel(work: Callable[[T], Awaitable[None]], items: Iterable[T]) -> None:
+    """Do `work` for each of the items. When all is done, raise the first error, if any."""
+    errors: list[BaseException] = []
+
+    async def one(item: T) -> None:
+        try:
+            await work(item)
+        except BaseException as error:  # raised below: the task group would wrap it in an exception group
+            if ends_the_task(error):
+                raise
+            errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        for item in items:
+            group.start_soon(one, item)
+    if errors:
+        raise errors[0]
+
+
 SessionWork: TypeAlias = Callable[[ServerSessions], Awaitable[T]]
 
 
 async def with_sessions(sources: SessionSources, work: SessionWork[T]) -> T:
     """Run `work` with a new `ServerSessions`, which is closed at the end, even after a cancellation."""
     sessions = ServerSessions(sources)
-    hurried = True
+    hurried = False
     try:
-        result = await work(sessions)
-        hurried = False
-        return result
-    except Exception:
-        hurried = False
+        return await work(sessions)
+    except BaseException as error:
+        hurried = not isinstance(error, Exception)
         raise
     finally:
         with anyio.CancelScope(shield=True):

@@ -456,11 +456,6 @@ class Command(ChildProcess):
         self._over = anyio.Event()
         self._pace = Pace()
 
-    @property
-    def wrote_too_much(self) -> bool:
-        """`True` if stdout and stderr together are longer than `max_written_bytes`."""
-        return self.stdout.size + self.stderr.size > self._max_written_bytes
-
     async def finish(self, stdin: bytes = b"") -> bool:
         """Send `stdin`, and wait until the command exits (`True`) or has written too much (`False`)."""
         # `end_input` below asks the command to exit. `__aexit__` does not ask again: it begins with SIGTERM.
@@ -490,7 +485,7 @@ class Command(ChildProcess):
                 self._pace.paused()
                 continue
             capture.add(chunk)
-            if self.wrote_too_much:
+            if self.stdout.size + self.stderr.size > self._max_written_bytes:
                 self._over.set()
             # If the process writes fast, the pipe is never empty, and only this line lets other tasks run.
             await self._pace.pause()
