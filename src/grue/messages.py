@@ -166,32 +166,22 @@ class ToolCall(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tool call that its server runs as an MCP task: the client polls for the result.
+    """A tool call that its server runs as an MCP task: the client polls for the result."""
 
-    Attributes:
-        task_id: The server's id of the task; untrusted.
-        poll_s: Seconds to wait between two polls: the server's wish, within limits; 1 s if it has none.
-        ttl_s: How many seconds after its creation the server keeps the task; `None`: not stated, or no limit.
-    """
-
-    task_id: str
-    poll_s: float = 1.0
-    ttl_s: float | None = None
+    task_id: str  # the server's id of the task; untrusted
+    poll_s: float = 1.0  # seconds between two polls: the server's wish, within limits; 1 s if it has none
+    ttl_s: float | None = None  # how many seconds after its creation the server keeps it; `None`: not stated
 
 
 class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tool call as its session gets it: the arguments have been parsed into a JSON object.
-
-    Attributes:
-        task: The server's task, if an earlier process has sent this call. Only its result is asked for.
-        definition: Digest of the tool's definition when the call was allowed. If the tool has changed
-            since, the session does not send the call. Empty (old traces, or `task` is set): no check.
-    """
+    """A tool call as its session gets it: the arguments have been parsed into a JSON object."""
 
     call_id: CallId
     tool: str
     arguments: JsonObject
-    task: ToolTask | None = None
+    task: ToolTask | None = None  # if an earlier process has sent this call; only its result is asked for
+    # Digest of the tool's definition when the call was allowed. If the tool has changed since, the session
+    # does not send the call. Empty (old traces, or `task` is set): no check.
     definition: str = ""
 
 
@@ -356,15 +346,10 @@ HistoryItem: TypeAlias = UserText | AssistantReply | AssistantText | ToolMessage
 
 
 class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=True):
-    """A change of a conversation's history: shorter texts take the place of tool results and user texts.
+    """A change of a conversation's history: shorter texts take the place of tool results and user texts."""
 
-    Attributes:
-        results: The tool messages that replace earlier ones with the same call ids.
-        texts: How many user texts, the oldest first, are replaced by their `UserText.stub`.
-    """
-
-    results: tuple[ToolMessage, ...] = ()
-    texts: int = 0
+    results: tuple[ToolMessage, ...] = ()  # replace earlier ones with the same call ids
+    texts: int = 0  # how many user texts, the oldest first, are replaced by their `UserText.stub`
 
 
 class Summarised(Struct, frozen=True, tag="summarised"):
@@ -376,9 +361,8 @@ class Summarised(Struct, frozen=True, tag="summarised"):
 class Shortened(Struct, frozen=True, tag="shortened"):
     """A change of a conversation's history: its oldest exchanges after the first entry are left out.
 
-    Attributes:
-        share: At most this fraction (0 to 1) of the size of all entries after the first is kept. The last
-            user text and the entries after it are kept in any case.
+    At most the fraction `share` (0 to 1) of the size of all entries after the first is kept. The last user
+    text and the entries after it are kept in any case.
     """
 
     share: float
@@ -392,16 +376,11 @@ class AnswerSchema(Struct, frozen=True):
 
 
 class Said(Struct, frozen=True, tag="said", omit_defaults=True, gc=False):
-    """An entry of a conversation: texts and tool results that were added together, mostly by one request.
-
-    Attributes:
-        answer: The schema that the request asked for; `None`: no schema, or the same as before.
-        beside_tools: With `answer`: the request also offered tools, so the schema was sent as text.
-    """
+    """An entry of a conversation: texts and tool results that were added together, mostly by one request."""
 
     items: tuple[ConversationItem, ...]
-    answer: AnswerSchema | None = None
-    beside_tools: bool = False
+    answer: AnswerSchema | None = None  # the schema asked for; `None`: none, or the same as before
+    beside_tools: bool = False  # the request also offered tools, so the schema `answer` was sent as text
 
 
 class Rewritten(Struct, frozen=True, tag="rewritten"):
@@ -416,18 +395,12 @@ HistoryEntry: TypeAlias = Said | AssistantReply | Rewritten
 
 
 class HistoryReference(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A reference to a conversation's entries before a turn.
-
-    Attributes:
-        length: How many entries were added so far, replaced ones included. A `Rewritten` counts as one, too.
-        digest: Their SHA-256, as `Ledger` in `context/history.py` computes it; empty if there are no entries.
-        file: The file that the conversation is appended to; empty: no file.
-    """
+    """A reference to a conversation's entries before a turn."""
 
     conversation: ConversationId
-    length: int
-    digest: str
-    file: str = ""
+    length: int  # entries added so far, replaced ones included; a `Rewritten` counts as one, too
+    digest: str  # their SHA-256, as `Ledger` in `context/history.py` computes it; empty without entries
+    file: str = ""  # the file that the conversation is appended to; empty: no file
 
 
 # --- Why a turn failed
@@ -508,16 +481,11 @@ class ToolsUnsupported(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class DeadlineMissed(Struct, frozen=True, kw_only=True, tag=True):
-    """The turn ran out of time; `doing` says what it was waiting for.
+    """The turn ran out of time; `doing` says what it was waiting for."""
 
-    Attributes:
-        limit_s: Limit of the whole turn.
-        kept_s: The part of the limit that was reserved for closing sessions.
-    """
-
-    limit_s: float
+    limit_s: float  # of the whole turn
     doing: str
-    kept_s: float = 0.0
+    kept_s: float = 0.0  # the part of the limit that was reserved for closing sessions
 
 
 class Interrupted(Struct, frozen=True, kw_only=True, tag=True):
@@ -527,15 +495,11 @@ class Interrupted(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
-    """The model gave no acceptable answer and the host has no fallback.
-
-    Attributes:
-        stopped: The endpoint's word for why it stopped the last reply, other than for its length; else empty.
-    """
+    """The model gave no acceptable answer and the host has no fallback."""
 
     reason: str
     raw: str | None = None
-    stopped: str = ""
+    stopped: str = ""  # the endpoint's word for why it stopped the last reply, except for its length
 
 
 TurnFailure: TypeAlias = (
@@ -569,13 +533,10 @@ class OfferTools(Struct, frozen=True, tag="offer", gc=False):
 class RequireAnswer(Struct, frozen=True, tag="answer"):
     """The request offers no tools: it asks for a final answer, a summary, or a text for a server (sampling).
 
-    Attributes:
-        answer: The schema of the answer; `None`: any text.
-
     Source: R5.8, R5.9
     """
 
-    answer: AnswerSchema | None = None
+    answer: AnswerSchema | None = None  # `None`: any text
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -608,63 +569,41 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The model that a turn asks, for telemetry, display and forks only.
-
-    Attributes:
-        address: The endpoint's base URL, without user, password and query.
-        provider: The provider's name by OpenTelemetry's conventions (`gen_ai.provider.name`).
-        sampling: The sampling settings that are sent; the keys are those of `LlmSettings` and `extra_body`.
-        form: The form of requests: the fields of `WireProfile` that the user has set, or grue has learned,
-            and that differ from the usual profile of this endpoint. A fork at the same endpoint uses it.
-    """
+    """The model that a turn asks, for telemetry, display and forks only."""
 
     model: str
-    address: str = ""
-    provider: str = ""
+    address: str = ""  # the endpoint's base URL, without user, password and query
+    provider: str = ""  # its name by OpenTelemetry's conventions (`gen_ai.provider.name`)
     wire: str = ""
-    sampling: JsonObject = {}
+    sampling: JsonObject = {}  # the settings that are sent, by their names in `LlmSettings` and `extra_body`
     streams: bool = True
+    # The form of requests: the fields of `WireProfile` that the user has set, or grue has learned, and that
+    # differ from the usual profile of this endpoint. A fork at the same endpoint uses it.
     form: JsonObject = {}
 
 
 class ReplyFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Details of a reply, for telemetry and display only.
-
-    Attributes:
-        system_fingerprint: The version of the provider's system (OpenAI).
-        first_chunk_s: Seconds from the request to a streamed reply's first event; `None`: not streamed.
-    """
+    """Details of a reply, for telemetry and display only."""
 
     id: str = ""
     service_tier: str = ""
-    system_fingerprint: str = ""
-    first_chunk_s: float | None = None
+    system_fingerprint: str = ""  # the version of the provider's system (OpenAI)
+    first_chunk_s: float | None = None  # until a streamed reply's first event; `None`: not streamed
 
 
 class ReplyTokens(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The tokens of a reply, as the endpoint reports them. grue only records them.
+    """The tokens of a reply, as the endpoint reports them. grue only records them."""
 
-    Attributes:
-        ids: The tokens' ids, in order; empty: not reported, or not readable.
-        logprobs: Their log-probabilities, in the same order; empty: not reported, or not readable.
-    """
-
-    ids: tuple[int, ...] = ()
-    logprobs: tuple[float, ...] = ()
+    ids: tuple[int, ...] = ()  # in order; empty: not reported, or not readable
+    logprobs: tuple[float, ...] = ()  # in the same order; empty: not reported, or not readable
 
 
 class WrittenCalls(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Tool calls that a model has written as text, and that the endpoint did not recognise as calls.
+    """Tool calls that a model has written as text, and that the endpoint did not recognise as calls."""
 
-    Attributes:
-        form: The syntax of the calls: `hermes`, `mistral`, `json` and so on.
-        names: The tools that are called, as the model wrote them; empty: the calls cannot be parsed reliably.
-        made: grue has turned the text into tool calls of the reply.
-    """
-
-    form: str
-    names: tuple[str, ...] = ()
-    made: bool = False
+    form: str  # the syntax of the calls: `hermes`, `mistral`, `json` and so on
+    names: tuple[str, ...] = ()  # of the tools, as written; empty: the calls cannot be parsed reliably
+    made: bool = False  # grue has turned the text into tool calls of the reply
 
     def __str__(self) -> str:
         """Return the form and the names of the tools, for people: `hermes: files.read`."""
@@ -866,28 +805,20 @@ class ModelPassedOver(LlmNote, frozen=True, kw_only=True):
 
 
 class CompletionRetried(LlmNote, frozen=True, kw_only=True):
-    """llm: a try at a model has failed. The next try follows in `delay_s`.
-
-    `attempt` is the number of the failed try. It is counted from 1, and anew after a `ReplyCut`.
-    """
+    """llm: a try at a model has failed. The next try follows in `delay_s`."""
 
     request: int
-    attempt: int
+    attempt: int  # the number of the failed try, counted from 1, and anew after a `ReplyCut`
     delay_s: float
     failure: LlmFailure
 
 
 class ReplyCut(LlmNote, frozen=True, kw_only=True):
-    """llm: a reply was cut off at its length limit.
-
-    Attributes:
-        limit_tokens: The limit that was sent; `None`: the endpoint's default.
-        retried_with: The larger limit of the retry; `None`: the cut reply is used.
-    """
+    """llm: a reply was cut off at its length limit."""
 
     request: int
-    limit_tokens: int | None
-    retried_with: int | None = None
+    limit_tokens: int | None  # the limit that was sent; `None`: the endpoint's default
+    retried_with: int | None = None  # the larger limit of the retry; `None`: the cut reply is used
     usage: Usage = Usage()
 
 
@@ -951,26 +882,18 @@ class OfferChanged(LlmNote, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class FormAdapted(LlmNote, frozen=True, kw_only=True):
-    """llm: the endpoint has refused the form of a request, so requests have another form from now on.
-
-    Attributes:
-        changed: The fields of `WireProfile` whose values have changed, with their new values.
-        rewritten: Whether the prompt (tools included) is encoded differently now, so its cache begins anew.
-    """
+    """llm: the endpoint has refused the form of a request, so requests have another form from now on."""
 
     request: int
-    changed: JsonObject
-    rewritten: bool = False
+    changed: JsonObject  # the fields of `WireProfile` whose values have changed, with their new values
+    rewritten: bool = False  # the prompt (tools included) is encoded differently, so its cache begins anew
 
 
 class ThoughtsDropped(LlmNote, frozen=True, kw_only=True):
-    """llm: thoughts of earlier replies are not sent, because the model that is asked cannot read them.
-
-    `replies` replies have thoughts that are not from this `model` in the format `wire`.
-    """
+    """llm: thoughts of earlier replies are not sent, because the model that is asked cannot read them."""
 
     conversation: ConversationId
-    replies: int
+    replies: int  # how many have thoughts that are not from this `model` in the format `wire`
     wire: str
     model: str
 
@@ -1124,16 +1047,12 @@ class ToolTimedOut(Message, frozen=True, kw_only=True):
 
 
 class ToolSkipped(TurnNote, frozen=True, kw_only=True, omit_defaults=True):
-    """session -> agent, or a note of the agent: this process did not send the call to its server.
-
-    Attributes:
-        refused: The tool does not accept the arguments, or has changed since the call was allowed.
-    """
+    """session -> agent, or a note of the agent: this process did not send the call to its server."""
 
     batch: BatchId
     call_id: CallId
     reason: str
-    refused: bool = False
+    refused: bool = False  # the tool does not accept the arguments, or has changed since the call was allowed
 
 
 class ServerDied(Message, frozen=True, kw_only=True):
@@ -1223,33 +1142,23 @@ class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
 
 
 class ServerRequested(SessionNote, frozen=True, kw_only=True):
-    """host: a request to a server, sent outside turns, has ended. Its answer is not recorded.
-
-    Attributes:
-        method: Such as `prompts/get` or `resources/read`.
-        error: Why the request failed; empty: it was answered, or cancelled.
-    """
+    """host: a request to a server, sent outside turns, has ended. Its answer is not recorded."""
 
     server: ServerName
-    method: str
+    method: str  # such as `prompts/get` or `resources/read`
     params: JsonObject = field(default_factory=dict)
-    error: str = ""
+    error: str = ""  # why the request failed; empty: it was answered, or cancelled
     duration_s: float = 0.0
 
 
 class ToolDrifted(SessionNote, frozen=True, kw_only=True):
-    """session: a tool differs from the definition that the user approved in the tool lock.
-
-    Attributes:
-        change: `added`: not in the lock. `removed`: no longer listed. `changed`: these `parts` differ.
-        refused: The tool is not offered to the model.
-    """
+    """session: a tool differs from the definition that the user approved in the tool lock."""
 
     server: ServerName
     tool: str
-    change: policies.ToolChange
+    change: policies.ToolChange  # `added`: not in the lock; `removed`: not listed; `changed`: `parts` differ
     parts: tuple[ToolPart, ...] = ()
-    refused: bool = False
+    refused: bool = False  # the tool is not offered to the model
 
 
 class SessionPrewarmed(SessionNote, frozen=True, kw_only=True, tag="SpareReady"):
@@ -1297,13 +1206,9 @@ class CallsDecided(Message, frozen=True, kw_only=True):
 
 
 class ApprovalPostponed(Message, frozen=True, kw_only=True):
-    """approval -> agent: nobody answers now, so the turn is to be parked.
+    """approval -> agent: nobody answers now, so the turn is to be parked."""
 
-    Attributes:
-        expires_at: When the questions expire and their calls are denied, in epoch seconds; `None`: never.
-    """
-
-    expires_at: float | None = None
+    expires_at: float | None = None  # when the calls of the questions are denied, in epoch seconds
 
 
 # --- The check of the answer, the end of the time, and the agent's notes
@@ -1352,13 +1257,10 @@ class ToolsVerified(TurnNote, frozen=True, kw_only=True):
 
     Without `server`, the request is not dropped: the reply calls no tool in `changed`, which may be empty.
     With `server`, a tool call has started this server, and calls of tools in `changed` are not sent.
-
-    Attributes:
-        changed: Names of tools that differ from those that the request offered.
     """
 
     request: int
-    changed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()  # names of tools that differ from those that the request offered
     server: ServerName = ServerName("")
 
 
@@ -1393,15 +1295,12 @@ class DecisionIgnored(TurnNote, frozen=True, kw_only=True):
 class ReplyUnusable(TurnNote, frozen=True, kw_only=True):
     """agent: the model's reply is empty, or it contains a tool call that was written as text.
 
-    Attributes:
-        seen: What the reply contains, such as `thoughts and nothing else`; empty: nothing.
-
     Source: R5.10
     """
 
     finish_reason: str | None
     iteration: int
-    seen: str = ""
+    seen: str = ""  # what the reply contains, such as `thoughts and nothing else`; empty: nothing
 
 
 class SummaryFailed(TurnNote, frozen=True, kw_only=True):
@@ -1627,45 +1526,34 @@ class TurnParked(Message, frozen=True, kw_only=True):
 
 
 class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call that its server still runs as an MCP task, although the process that sent the call was killed.
-
-    `changed_arguments`: the arguments that were sent, if a person had changed the model's; otherwise `None`.
-    """
+    """A call that its server still runs as an MCP task, although the process that sent it was killed."""
 
     server: ServerName
     call: ServerCall
-    changed_arguments: JsonObject | None = None
+    changed_arguments: JsonObject | None = None  # as sent, if a person had changed the model's
 
 
 class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The point at which a turn goes on after it was parked, or after its process was killed.
-
-    Attributes:
-        decisions: The answers to the questions of `parked`. A question without an answer is asked again.
-        new: If `parked.calls` is empty: what the next request adds to the conversation; if `new` is empty
-            too, the last request is sent again. Otherwise the turn goes on with `parked.calls`.
-        tasks: Calls that are not sent again, because their servers can be asked for the results.
-    """
+    """The point at which a turn goes on after it was parked, or after its process was killed."""
 
     parked: TurnParked
+    # To the questions of `parked`; any other is asked again.
     decisions: tuple[policies.ApprovalDecision, ...] = ()
+    # If `parked.calls` is empty: what the next request adds to the conversation; if `new` is empty too, the
+    # last request is sent again. Otherwise the turn goes on with `parked.calls`.
     new: tuple[ConversationItem, ...] = ()
-    tasks: tuple[OpenTask, ...] = ()
+    tasks: tuple[OpenTask, ...] = ()  # not sent again: their servers can be asked for the results
 
 
 class TurnResumed(Message, frozen=True, kw_only=True):
     """host: the host resumes a turn. A `RunTurn` with the same number follows.
 
     This note is flushed to the trace before the turn goes on, so that no turn is resumed twice.
-
-    Attributes:
-        after: Sequence number of the turn's last message before this note.
-        expired: The questions had expired before a person answered, so their calls are denied.
     """
 
     turn: int
-    after: int
-    expired: bool = False
+    after: int  # sequence number of the turn's last message before this note
+    expired: bool = False  # the questions had expired before a person answered, so their calls are denied
 
 
 class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
@@ -1673,36 +1561,28 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     In a fork from the beginning of a turn, this message follows `RunTurn`. In any other fork it comes before
     the last copied message to the agent.
-
-    Attributes:
-        trace: The trace file of the recorded turn.
-        episode: The recorded turn's episode.
-        turn: Number of the turn; the same in the recorded turn and in the fork.
-        at: Sequence number, in `trace`, of the last message to the agent that is copied. In a fork from the
-            beginning of a turn: of the turn's `RunTurn`, which is not copied.
-        first: Sequence number, in the fork's trace, of the first message that is copied; 0: none is copied.
-        misses: What happens to a tool call that has no recorded result.
-        changed: What is different, for people, such as `system` or `limits.max_tool_iterations`.
-        limits: The limits from the fork on; `None`: the recorded ones.
-        policy: The failure policy from the fork on; `None`: the recorded one.
-        listings: By server, the tools that the server lists from the fork on, if not the recorded ones.
-        asks: The model that is asked from the fork on; `None`: the host has an LLM actor of its own.
-        iterations: How many iterations are copied. The message that ends the turn counts them too. The same
-            holds for the copied `requests`, their `usage` and the `calls`.
     """
 
     compared = False
-    trace: str
-    episode: str
-    turn: int
+    trace: str  # the trace file of the recorded turn
+    episode: str  # the recorded turn's episode
+    turn: int  # number of the turn; the same in the recorded turn and in the fork
+    # Sequence number, in `trace`, of the last message to the agent that is copied. In a fork from the
+    # beginning of a turn: of the turn's `RunTurn`, which is not copied.
     at: int
+    # Sequence number, in the fork's trace, of the first message that is copied; 0: none is copied.
     first: int = 0
-    misses: policies.Misses = "fail"
+    misses: policies.Misses = "fail"  # what happens to a tool call that has no recorded result
+    # What is different, for people, such as `system` or `limits.max_tool_iterations`.
     changed: tuple[str, ...] = ()
-    limits: policies.TurnLimits | None = None
-    policy: policies.FailurePolicy | None = None
+    limits: policies.TurnLimits | None = None  # from the fork on; `None`: the recorded ones
+    policy: policies.FailurePolicy | None = None  # from the fork on; `None`: the recorded one
+    # By server, the tools that the server lists from the fork on, if not the recorded ones.
     listings: dict[ServerName, tuple[ToolDefinition, ...]] = field(default_factory=dict)
+    # The model that is asked from the fork on; `None`: the host has an LLM actor of its own.
     asks: ModelAsked | None = None
+    # How many iterations are copied. The message that ends the turn counts them too. The same holds for the
+    # copied `requests`, their `usage` and the `calls`.
     iterations: int = 0
     requests: int = 0
     usage: Usage = Usage()
