@@ -7,6 +7,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -102,6 +103,13 @@ def test_a_release_has_one_page_in_the_changelog(release: ModuleType) -> None:
     without = re.sub(r"^## Unreleased\n.*?(?=^## )", "", changelog, flags=re.MULTILINE | re.DOTALL)
     page = release.notes_for(f"v{__version__}", version=__version__, changelog=without)
     assert len(page.splitlines()) <= 70
+
+
+def test_no_line_of_the_changelog_stands_twice_though_wrapped_elsewhere() -> None:
+    """As after a conflict that was resolved by taking both sides."""
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    begun = Counter(re.findall(r"^[- ] (.{60})", changelog, re.MULTILINE))
+    assert [beginning for beginning, count in begun.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(
