@@ -170,7 +170,7 @@ class ToolTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     task_id: str  # the server's id of the task; untrusted
     poll_s: float = 1.0  # seconds between two polls: the server's wish, within limits; 1 s if it has none
-    ttl_s: float | None = None  # how many seconds after its creation the server keeps it; `None`: not stated
+    ttl_s: float | None = None  # seconds that the server keeps it; `None`: not stated, or no limit
 
 
 class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -1208,7 +1208,7 @@ class CallsDecided(Message, frozen=True, kw_only=True):
 class ApprovalPostponed(Message, frozen=True, kw_only=True):
     """approval -> agent: nobody answers now, so the turn is to be parked."""
 
-    expires_at: float | None = None  # when the calls of the questions are denied, in epoch seconds
+    expires_at: float | None = None  # epoch seconds at which the calls are denied; `None`: never
 
 
 # --- The check of the answer, the end of the time, and the agent's notes
@@ -1537,8 +1537,7 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The point at which a turn goes on after it was parked, or after its process was killed."""
 
     parked: TurnParked
-    # To the questions of `parked`; any other is asked again.
-    decisions: tuple[policies.ApprovalDecision, ...] = ()
+    decisions: tuple[policies.ApprovalDecision, ...] = ()  # on questions of `parked`; others are asked again
     # If `parked.calls` is empty: what the next request adds to the conversation; if `new` is empty too, the
     # last request is sent again. Otherwise the turn goes on with `parked.calls`.
     new: tuple[ConversationItem, ...] = ()
@@ -1570,17 +1569,14 @@ class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
     # Sequence number, in `trace`, of the last message to the agent that is copied. In a fork from the
     # beginning of a turn: of the turn's `RunTurn`, which is not copied.
     at: int
-    # Sequence number, in the fork's trace, of the first message that is copied; 0: none is copied.
-    first: int = 0
+    first: int = 0  # in the fork's trace, the number of the first copied message; 0: none is copied
     misses: policies.Misses = "fail"  # what happens to a tool call that has no recorded result
-    # What is different, for people, such as `system` or `limits.max_tool_iterations`.
-    changed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()  # what differs, for people: `system` or `limits.max_tool_iterations`
     limits: policies.TurnLimits | None = None  # from the fork on; `None`: the recorded ones
     policy: policies.FailurePolicy | None = None  # from the fork on; `None`: the recorded one
     # By server, the tools that the server lists from the fork on, if not the recorded ones.
     listings: dict[ServerName, tuple[ToolDefinition, ...]] = field(default_factory=dict)
-    # The model that is asked from the fork on; `None`: the host has an LLM actor of its own.
-    asks: ModelAsked | None = None
+    asks: ModelAsked | None = None  # from the fork on; `None`: the host has an LLM actor of its own
     # How many iterations are copied. The message that ends the turn counts them too. The same holds for the
     # copied `requests`, their `usage` and the `calls`.
     iterations: int = 0
