@@ -363,17 +363,13 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 
 class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The size of a part of a conversation, estimated unless the endpoint has `counted` the tokens.
-
-    `call_id` and `tool` (its canonical name) are set only for results of tool calls. `stub` is the shorter
-    text that replaces a user text when it is cleared; empty: the text is never cleared.
-    """
+    """The size of a part of a conversation, estimated unless the endpoint has `counted` the tokens."""
 
     tokens: int
     counted: bool = False
-    call_id: str = ""
-    tool: str = ""
-    stub: str = ""
+    call_id: str = ""  # only of the result of a tool call
+    tool: str = ""  # its canonical name, only of the result of a tool call
+    stub: str = ""  # a shorter text that replaces a user text when it is cleared; empty: it is never cleared
 
     @property
     def clearable(self) -> bool:

@@ -26,8 +26,6 @@ _CLOSING_S = 5.0
 class AgentActor(Actor[m.TurnEvent]):
     """Runs one turn. Replies to `RunTurn` when the turn ends, is parked or awaits a provider's batch."""
 
-    # At `deadline`, on the event loop's clock, the turn's work must end. Closing sessions may take longer.
-
     def __init__(
         self,
         mailbox: Mailbox[m.TurnEvent],
@@ -43,7 +41,7 @@ class AgentActor(Actor[m.TurnEvent]):
         self._sessions = sessions
         self._check = check
         self._note = note
-        self._deadline = deadline
+        self._deadline = deadline  # on the loop's clock, of the turn's work; closing sessions may take longer
         self._state: s.TurnState = s.Idle()
         self._before: s.TurnState = self._state
         self._asked: Envelope[m.TurnEvent] | None = None

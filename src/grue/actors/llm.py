@@ -42,8 +42,7 @@ REFUSED_MEDIA = "the endpoint refused a request with images or files"
 class Asking:
     """Gets one completion: sends HTTP requests until `attempt_step` returns `Finish`."""
 
-    # The endpoint is open already, and the conversation contains `command.new`. `on_sent` is called when a
-    # request has been written, and when its exchange has ended. `lost`: the cost so far at other endpoints.
+    # The endpoint is open already, and the conversation contains `command.new`.
 
     def __init__(
         self,
@@ -62,12 +61,12 @@ class Asking:
         self._conversation = conversation
         self._command = command
         self.say = say
-        self._on_sent = on_sent
+        self._on_sent = on_sent  # called when a request has been written, and when its exchange has ended
         self._choice = choice
         self._sleep = sleep
         self._shown = False
         self._cut = m.Usage()
-        self._lost = m.Usage() if lost is None else lost
+        self._lost = m.Usage() if lost is None else lost  # the cost so far at other endpoints
         self._retry = endpoint.settings.retry if retry is None else retry
         self._room = current_room()
         if self._room is not None:
@@ -395,9 +394,6 @@ class _Asked(Struct):
 class LlmActor(Actor[m.LlmCommand]):
     """Requests completions one at a time, from an endpoint or from one of its fallbacks."""
 
-    # `endpoint.chain` is `endpoint` and its fallbacks. `begins` is asked first; `None`: the endpoint that
-    # `endpoint.first` chooses. Without `lent`, the turn's conversation ends with the turn.
-
     def __init__(
         self,
         mailbox: Mailbox[m.LlmCommand],
@@ -410,11 +406,11 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> None:
         super().__init__(mailbox)
         self._agent = agent
-        self._chain = endpoint
-        self._endpoint = begins or endpoint
+        self._chain = endpoint  # with its fallbacks, `endpoint.chain`
+        self._endpoint = begins or endpoint  # asked first; without `begins`, `endpoint.first` chooses
         self._has_chosen = begins is not None or len(endpoint.chain) == 1
         self._note = note
-        self._lent = lent
+        self._lent = lent  # `None`: the turn's conversation ends with the turn
         self._on_sent = on_sent
         self._conversations = {} if lent is None else {lent.id: lent}
         self._call_ids: set[m.CallId] = set() if lent is None else lent.encoded.history.call_ids

@@ -31,9 +31,6 @@ _CLOSE_REPORT_S = 1.0
 class SessionActor(Actor[m.SessionCommand]):
     """Opens, uses and closes one tool server's sessions, one after the other."""
 
-    # The mailbox has the server's name. `connection` is the state from earlier turns. At `deadline`, on the
-    # event loop's clock, everything except closing must end. `around_call` is as in `Recorder`.
-
     def __init__(
         self,
         mailbox: Mailbox[m.SessionCommand],
@@ -46,13 +43,13 @@ class SessionActor(Actor[m.SessionCommand]):
         around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
         super().__init__(mailbox)
-        self._around_call = around_call
-        self.connection: conn.ConnectionState = connection or conn.Untried()
+        self._around_call = around_call  # as in `Recorder`
+        self.connection: conn.ConnectionState = connection or conn.Untried()  # as earlier turns have left it
         self._server = m.ServerName(mailbox.name)
         self._agent = agent
         self._connect = connect
         self._note = note
-        self._deadline = deadline
+        self._deadline = deadline  # of everything except closing, on the event loop's clock
         self._connected: ToolConnection | None = None
         self._closed_reported = False
         # The tools that the last session listed when it opened, and those that it listed last. `None`: no

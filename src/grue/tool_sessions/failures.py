@@ -61,12 +61,10 @@ class ToolTimedOutError(MCPError, TimeoutError):
 class ToolRefusedError(MCPError):
     """A call was answered with an error, or grue refused it, cancelled it or cannot use the answer."""
 
-    # `code` is the server's JSON-RPC code, or else grue's; `details` is the error's `data`, untrusted.
-
     def __init__(self, message: str, *, code: int, details: object = None) -> None:
         super().__init__(message)
-        self.code = code
-        self.details = details
+        self.code = code  # the server's JSON-RPC code, or else grue's
+        self.details = details  # the error's `data`, untrusted
 
 
 def failure_text(failure: m.ServerFailure) -> str:

@@ -144,8 +144,6 @@ turn before waits for its model. `kept`: in the first turn or call that needs it
 class SessionPool:
     """The sessions of turns that run one at a time. Use the pool only in the episode's event loop."""
 
-    # Cancelling `group` closes all connections. `opened`: servers with which a turn has had an open session.
-
     def __init__(
         self,
         group: TaskGroup,
@@ -153,10 +151,10 @@ class SessionPool:
         sessions: Sessions,
         expects_turn: Callable[["SessionPool"], bool] = lambda _: True,
     ) -> None:
-        self._group = group
+        self._group = group  # cancelling it closes all connections
         self._recorder = recorder
         self.sessions = sessions
-        self.opened: set[m.ServerName] = set()
+        self.opened: set[m.ServerName] = set()  # servers with which a turn has had an open session
         self._expects_turn = expects_turn
         self._generation = 0
         self._waiting: dict[m.ServerName, PooledConnection] = {}
@@ -326,9 +324,6 @@ class _SessionUser:
 class LeasedConnection(_SessionUser):
     """A `ToolConnection` that a turn leases from the pool. At its exit the connection is given back."""
 
-    # `prewarmed`: a prewarmed or kept connection of the pool; `None`: `connect` makes a new one. Opening,
-    # listing and calls end at `deadline`, on the event loop's clock.
-
     def __init__(
         self,
         pool: SessionPool,
@@ -338,9 +333,9 @@ class LeasedConnection(_SessionUser):
         turn: int,
         deadline: float,
     ) -> None:
-        super().__init__(pool, server, connect, prewarmed)
+        super().__init__(pool, server, connect, prewarmed)  # `None`: `connect` makes a new connection
         self._turn = turn
-        self._deadline = deadline
+        self._deadline = deadline  # of opening, listing and calls, on the event loop's clock
         self._broken = False
 
     async def __aexit__(

@@ -83,14 +83,12 @@ class TurnMark(Struct, frozen=True, kw_only=True, tag="turn", omit_defaults=True
 
 
 class TurnRecorded(Struct, frozen=True, tag="recorded"):
-    """A line that names the trace file with the complete tool results of a turn.
-
-    `conversation` is the id under which the turn is in that trace: a branch has an id of its own. In files of
-    older versions of grue it is empty, and any turn with the number may be meant.
-    """
+    """A line that names the trace file with the complete tool results of a turn."""
 
     turn: int
     trace: str
+    # The id under which the turn is in that trace: a branch has an id of its own. In files of older versions
+    # of grue it is empty, and any turn with the number may be meant.
     conversation: m.ConversationId = m.ConversationId("")
 
 

@@ -180,9 +180,6 @@ class KeptConversation:
 
     While a turn continues the conversation, `turn`, `abandon`, `catch_up`, `save`, `dumps` and `branch` raise
     `ConversationBusy`. Methods that read or write the file raise `ConversationError` if that fails.
-
-    `learned` is what is already known about the endpoint. `tools` are the tools that were offered last;
-    `learned`, if given, has them instead. `open_turn`: a turn that is parked, or whose process was killed.
     """
 
     def __init__(
@@ -196,14 +193,14 @@ class KeptConversation:
         open_turn: TurnMark | None = None,
         results: EarlierResults | None = None,
     ) -> None:
-        self.open_turn = open_turn
+        self.open_turn = open_turn  # a turn that is parked, or whose process was killed
         self.results = EarlierResults() if results is None else results
         self.id = m.ConversationId(name or uuid.uuid4().hex[:12])
         self.system = system
         self.history = History(Ledger()) if history is None else history
         self._told_handles = history is not None and _tells_handles(history.entries)
-        self._learned = learned
-        self._tools = tools if learned is None else learned.tools
+        self._learned = learned  # what is known about the endpoint
+        self._tools = tools if learned is None else learned.tools  # those that were offered last
         self._encoded: EncodedConversation | None = None
         self._file: conversation_file.ConversationFile | None = None
         self._unwritten: list[bytes] = []

@@ -232,21 +232,13 @@ class OwnCall(Struct, frozen=True, kw_only=True):
 
 
 class AskedCalls(Struct, frozen=True, kw_only=True):
-    """The calls of one reply after a person was asked about them.
+    """The calls of one reply after a person was asked about them."""
 
-    Attributes:
-        calls: The calls, with the decisions about them unless `parked`.
-        questions: All questions about the calls. If `parked`, only the questions that are still open.
-        decisions: The valid decisions so far; see `decisions_about`.
-        parked: Nobody could answer, and the policy says that the host should wait for decisions.
-        expires_at: With `parked`: Unix time after which no decision is accepted; `None`: no limit.
-    """
-
-    calls: tuple[OwnCall, ...]
-    questions: tuple[ApprovalQuestion, ...] = ()
-    decisions: tuple[ApprovalDecision, ...] = ()
-    parked: bool = False
-    expires_at: float | None = None
+    calls: tuple[OwnCall, ...]  # with the decisions about them unless `parked`
+    questions: tuple[ApprovalQuestion, ...] = ()  # all; if `parked`, only those that are still open
+    decisions: tuple[ApprovalDecision, ...] = ()  # the valid ones so far; see `decisions_about`
+    parked: bool = False  # nobody could answer, and the policy says that the host should wait for decisions
+    expires_at: float | None = None  # with `parked`: no decision is accepted after this Unix time, if any
 
 
 def judge_calls(

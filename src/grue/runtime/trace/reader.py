@@ -60,16 +60,14 @@ class TraceReader(Generic[B]):
     """Yields the envelopes of a trace file in order, one line in memory at a time; raises `TraceError`.
 
     `body_type` is the type of the bodies: a union of tagged Structs, or `dict` for plain JSON. Each iteration
-    opens the file and closes it at the end. `cut_short`: the last line was incomplete when the last iteration
-    or `follow` ended; that is no error. `missing`: how many messages the last `lines` found missing between
-    others, by their numbers. `payloads`: the hashes of the payload files that these lines refer to.
+    opens the file and closes it at the end.
     """
 
     def __init__(self, path: Path, body_type: type[B] | Any) -> None:
         self.path = path
-        self.cut_short = False
-        self.missing = 0
-        self.payloads: set[str] = set()
+        self.cut_short = False  # no error: the last line was incomplete when an iteration or `follow` ended
+        self.missing = 0  # messages that the last `lines` found missing between others, by their numbers
+        self.payloads: set[str] = set()  # the hashes of the payload files that these lines refer to
         self._bodies = msgspec.json.Decoder(body_type)
         with _opened(path) as file:
             self.header = fmt.read_header(path, _next_line(path, 1, file))

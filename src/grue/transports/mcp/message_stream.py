@@ -18,17 +18,13 @@ _TOOLS_CHANGED = "notifications/tools/list_changed"
 
 
 class MessageStream(ABC):
-    """The read and the write stream that the SDK expects, in one object. A send never waits for the server.
+    """The read and write stream that the SDK expects, in one object. A send never waits for the server."""
 
-    `broken`: why nothing more can be exchanged; `None` while the stream works. `tools_changed`: the server
-    has announced changed tools since the client last set this to `False`. It is set as soon as the
-    announcement is read: the SDK handles announcements in another task, possibly after the next call was
-    sent. `last_request_id`: the id of the last `tools/call`; empty: none, or the current one is not sent yet.
-    """
-
-    broken: str | None
+    broken: str | None  # why nothing more can be exchanged; `None` while the stream works
+    # The server has announced changed tools since the client last set this to `False`. Set as soon as the
+    # announcement is read: the SDK handles it in another task, possibly after the next call was sent.
     tools_changed: bool = False
-    last_request_id: str = ""
+    last_request_id: str = ""  # of the last `tools/call`; empty: none, or the current one is not sent yet
     over_http: ClassVar[bool] = False  # whether requests have HTTP headers
 
     @abstractmethod

@@ -88,10 +88,9 @@ Answer = types.JSONRPCResponse | types.JSONRPCError
 class FilteredEvents(httpx2.AsyncByteStream):
     """The events in the body of a response, without comments.
 
-    A large answer is put into `answers`, and a small event with the answer's id is yielded in its place.
-    `request_id` is the request that the body answers; `None`: the body is the stream of a GET that
-    resumes no request. An answer of more bytes than the first of `limits` is reported to `notify` and, if its
-    id can be read, replaced by an error. An event of more bytes than the second of `limits` ends the stream.
+    A large answer is put into `answers`, and a small event with the answer's id is yielded in its place. An
+    answer of more bytes than the first of `limits` is reported to `notify` and, if its id can be read,
+    replaced by an error. An event of more bytes than the second of `limits` ends the stream.
     """
 
     def __init__(
@@ -103,7 +102,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
         limits: tuple[int, int],
     ) -> None:
         self._source = source
-        self._request_id = request_id
+        self._request_id = request_id  # that the body answers; `None`: the stream of a GET that resumes none
         self._answers = answers
         self._notify = notify
         self._limit, longest = limits

@@ -129,18 +129,13 @@ LOST = f"{INTERRUPTED}: its server no longer knows the task"
 
 
 class TaskOfCall(Struct):
-    """Follows one MCP task to its end.
-
-    `ask` sends a request about the task and returns the raw result, or raises as `result` does. `respond`
-    answers the server's questions: it takes and returns a dictionary by the questions' names. `progress` gets
-    each new status message.
-    """
+    """Follows one MCP task to its end."""
 
     task: m.ToolTask
     form: tasks.TaskForm
-    ask: Callable[[str, m.JsonObject], Awaitable[m.JsonObject]]
-    respond: Callable[[m.JsonObject], Awaitable[m.JsonObject]]
-    progress: Callable[[str], None]
+    ask: Callable[[str, m.JsonObject], Awaitable[m.JsonObject]]  # sends a request; raises as `result` does
+    respond: Callable[[m.JsonObject], Awaitable[m.JsonObject]]  # answers questions, by their names
+    progress: Callable[[str], None]  # gets each new status message
     _said: str = ""
     _answered: set[str] = field(default_factory=set)
     _refused: int = 0
