@@ -48,7 +48,10 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
     """Write a project's files. Copy servers from `sources`, or else from files that the user chooses."""
     replaced: dict[str, str] = {}
     chosen = [read_host(path, replaced=replaced) for path in sources] if sources else _offered(folder)
-    servers = {"mind": CopiedEntry("mind", _own_server(), ()), **_gathered(chosen)}
+    own: dict[str, Any] = {"command": own_python(), "args": ["-m", "grue.hosts.servers.think"]}
+    if not missing_for(Sandbox()):
+        own["sandbox"] = "pure"
+    servers = {"mind": CopiedEntry("mind", own, ()), **_gathered(chosen)}
     configuration = {"mcpServers": {name: copy.entry for name, copy in servers.items()}}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -78,11 +81,6 @@ def _write(path: Path, text: str) -> bool:
     write_whole(path, text.encode(), mode=0o666)
     say(f"written  {shown_path(path)}")
     return True
-
-
-def _own_server() -> dict[str, Any]:
-    entry = {"command": own_python(), "args": ["-m", "grue.hosts.servers.think"]}
-    return entry if missing_for(Sandbox()) else {**entry, "sandbox": "pure"}
 
 
 def _offered(folder: Path) -> list[FoundServers]:

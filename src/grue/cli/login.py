@@ -22,7 +22,8 @@ def login(server: str, mcp_config: Path | None, *, scope: str | None, browser: b
 
     def show(address: str) -> None:
         say(f"To log in to {server}, open this address in a browser:\n{address}", err=True)
-        if browser and _has_browser():
+        on_screen = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        if browser and on_screen and sys.stderr.isatty():
             webbrowser.open(address)
 
     record = load("grue.transports.mcp.login").log_in(chosen, show, scope=scope)
@@ -68,8 +69,3 @@ def _by_url(name: str, mcp_config: Path | None) -> HttpServer:
         raise MCPConfigError(f"'{name}' is authorised by its headers, or has \"auth\": false.")
     require_mcp()
     return server
-
-
-def _has_browser() -> bool:
-    on_screen = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    return on_screen and sys.stderr.isatty()

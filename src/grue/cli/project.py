@@ -132,11 +132,8 @@ def watched_server(known: KnownServers, name: str) -> tuple[StdioServer, Callabl
             notes.append(
                 f"The server also used {folders}. The sandbox does not allow that: it would be too wide."
             )
-        return json.dumps({"sandbox": _box_table(box)}, indent=2, ensure_ascii=True), "\n".join(notes)
+        given, usual = to_builtins(box), to_builtins(Sandbox())
+        table = {key: value for key, value in given.items() if key == "preset" or value != usual[key]}
+        return json.dumps({"sandbox": table}, indent=2, ensure_ascii=True), "\n".join(notes)
 
     return replace(server, sandbox=watching(watch)), learned
-
-
-def _box_table(box: Sandbox) -> dict[str, object]:
-    given, usual = to_builtins(box), to_builtins(Sandbox())
-    return {key: value for key, value in given.items() if key == "preset" or value != usual[key]}

@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - `Engine` says what the methods do
 """The local engine: worker processes on this machine, each of which does one task after another."""
 # One thread serves all workers. It reads only what has arrived of a report, so that no worker can block it.
 # Each worker has its own channel, so that none can damage the reports of another.
@@ -89,11 +90,9 @@ class LocalEngine:
         self._thread.start()
 
     def costs(self) -> Costs:
-        """Return the cost of the requests, as `Accounts.costs` does."""
         return self._broker.accounts.costs()
 
     def submit(self, job: Task) -> None:
-        """Queue a task for the next free worker. If the engine has failed, report `Lost("unable")`."""
         if self._failed is not None:
             self.ended.put((job, self._failed))
             return
@@ -101,12 +100,10 @@ class LocalEngine:
         self._wake.send_bytes(b"job")
 
     def withdraw(self) -> None:
-        """Remove the queued tasks, and report each as `Lost("cancelled")`. Running tasks go on."""
         self._withdrawn = True
         self._wake.send_bytes(b"withdraw")
 
     def cancel(self) -> None:
-        """End all tasks, running or queued, and report each as `Lost("cancelled")`."""
         self._cancelled = True
         self._wake.send_bytes(b"cancel")
 

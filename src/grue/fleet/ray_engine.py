@@ -1,3 +1,4 @@
+# ruff: noqa: D102 - `Engine` says what the methods do
 """The Ray engine: does tasks on a Ray cluster, whose machines share the fleet's folder.
 
 Ray never retries a task: the driver counts attempts itself. The broker is an actor on the driver's machine.
@@ -117,11 +118,9 @@ class RayEngine:
         self._thread.start()
 
     def costs(self) -> Costs:
-        """Return the cost of the requests, as in `Accounts.costs`, read about once a second."""
-        return self._costs
+        return self._costs  # read about once a second
 
     def submit(self, job: Task) -> None:
-        """Queue a task for the next free slot and core. If the engine has failed, report `Lost("unable")`."""
         with self._lock:
             if self._failed is None:
                 self._queued.append(job)
@@ -136,7 +135,6 @@ class RayEngine:
             self._queued.popleft()  # only now: a job that cannot be started must not be lost
 
     def withdraw(self) -> None:
-        """Remove the queued tasks, and report each as `Lost("cancelled")`. Running tasks go on."""
         with self._lock:
             queued = list(self._queued)
             self._queued.clear()
@@ -144,7 +142,6 @@ class RayEngine:
             self.ended.put((job, Lost("cancelled")))
 
     def cancel(self) -> None:
-        """End all tasks, running or queued."""
         self.withdraw()
         with self._lock:
             self._cancelled = list(self._tasks)
