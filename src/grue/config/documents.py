@@ -26,8 +26,7 @@ MAX_YAML_CHARS = 2**20
 """The most characters that a YAML document may have; the parser needs a second or more for so many."""
 
 T = TypeVar("T")
-KeyPath = tuple[int | str, ...]
-"""The path to a value in a document: keys and zero-based list indexes."""
+KeyPath = tuple[int | str, ...]  # the path to a value in a document: keys and zero-based list indexes
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`")
 _PLAIN = "tag:yaml.org,2002:"

@@ -133,8 +133,7 @@ _METHODS: Mapping[Feature, tuple[str, ...]] = {
     "completions": ("completion/complete",),
     "logging": ("logging/setLevel",),
 }
-# How many seconds `serve_http` waits at its end for clients to disconnect.
-_GRACE_S = 1
+_GRACE_S = 1  # how many seconds `serve_http` waits at its end for clients to disconnect
 F = TypeVar("F", bound=Callable[..., Any])
 _logger = logging.getLogger(__name__)
 

@@ -238,8 +238,7 @@ def reset_mcp_client() -> None:
 
 _DONE = object()
 _NOTICE_S = 0.05
-_CANCELLED_WITHIN_S = 3.0
-"""How many seconds an interrupted input waits at most for the clean-up of its turn."""
+_CANCELLED_WITHIN_S = 3.0  # how many seconds an interrupted input waits at most for the clean-up of its turn
 
 
 class RunnerOptions(TypedDict, total=False):

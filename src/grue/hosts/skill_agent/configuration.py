@@ -18,8 +18,7 @@ from grue.hosts.skill_agent.registry import AGENT
 
 OnStepFailure: TypeAlias = Literal["continue", "stop", "retry"]
 
-SHELL = "shell"
-"""The server name of the tool that runs commands: `shell.run`."""
+SHELL = "shell"  # the server name of the tool that runs commands: `shell.run`
 
 _CHECKED = (
     "task", "optional_servers", "mcp_enabled", "tool_call_timeout_s", "on_connect_failure", "reconnect",

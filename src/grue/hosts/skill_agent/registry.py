@@ -27,8 +27,7 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.runtime.loops.beside_loop import start_in_daemon_thread
 
-AGENT = "agent"
-"""The server name of actions in the names that policies match: `agent.write_file`."""
+AGENT = "agent"  # the server name of actions in the names that policies match: `agent.write_file`
 
 StepStatus: TypeAlias = Literal["completed", "failed", "denied", "skipped", "interrupted"]
 

@@ -101,8 +101,7 @@ def _targets(logger: Any) -> Iterator[Any]:
         yield logger
 
 
-_UNNAMED = "mcp"
-"""The server's name if a manager has no `server_name`."""
+_UNNAMED = "mcp"  # the server's name if a manager has no `server_name`
 
 
 class Route(Struct, frozen=True):

@@ -6,8 +6,7 @@ from pathlib import Path
 from grue import Sandbox, ServerOptions, StdioServer
 from grue.sandbox.launch import missing_for
 
-BUNDLED_NAME = "mind"
-"""The server's name in tool names: the model sees `mind.think`."""
+BUNDLED_NAME = "mind"  # the server's name in tool names: the model sees `mind.think`
 
 
 def bundled_server() -> StdioServer:

@@ -20,8 +20,7 @@ from grue.protocol.tools import results as tool_results
 from grue.runtime.loops.host_code import ends_the_task
 from grue.runtime.processes.limits import ProcessLimits
 
-_SPARE_S = 1.0
-"""Seconds that `disconnect_session` gets in addition to the time that a server gets to exit."""
+_SPARE_S = 1.0  # seconds that `disconnect_session` gets in addition to the time that a server gets to exit
 
 
 class SessionManager(Protocol):

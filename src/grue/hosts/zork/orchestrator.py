@@ -32,8 +32,7 @@ from grue.policies import Start
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.runtime.safe_text import beginning
 
-RECENT = 6
-"""How many past commands the model is shown."""
+RECENT = 6  # how many past commands the model is shown
 
 _REPLY_CHARS = 160
 

@@ -4,8 +4,7 @@ import re
 import unicodedata
 from typing import Final
 
-MAX_LENGTH: Final = 120
-"""The most characters in a command: about as many as the games of the 1980s read."""
+MAX_LENGTH: Final = 120  # the most characters in a command: about as many as the games of the 1980s read
 
 _TERMINAL_ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
 _FOLDED: Final = {
