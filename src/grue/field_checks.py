@@ -20,7 +20,7 @@ _MOST = 2**63
 WHERE_TO_DEFINE = "Define that name at the top of the module, outside `if TYPE_CHECKING`."
 """The advice in the error about an annotation with an undefined name."""
 _PLAIN = frozenset((str, bool, int, float, NoneType))
-_ELSEWHERE = {
+_ELSEWHERE = {  # keywords of other frameworks, and grue's names for them
     "prompt": "user",
     "instructions": "system",
     "system_prompt": "system",
@@ -28,7 +28,6 @@ _ELSEWHERE = {
     **dict.fromkeys(("output_type", "response_format", "response_model"), "answer"),
     "cmd": "command",
 }
-"""Keywords of other frameworks, and grue's names for them."""
 _OWNERS: dict[str, Collection[str]] = {}  # the keywords that classes accept, by the class's name
 
 

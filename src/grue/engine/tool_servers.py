@@ -418,7 +418,7 @@ class PresumedListings:
 
 S = TypeVar("S", bound=Struct)
 
-_FORMS: dict[str, tuple[Any, str]] = {
+_FORMS: dict[str, tuple[Any, str]] = {  # the type of each argument, and how to write it; `None` is allowed
     "recorder": (Recorder, 'recorder=Recorder(); to write a trace, trace="runs"'),
     "trace": (str | os.PathLike, 'trace="runs" or trace="bot.jsonl"'),
     "approve": (Callable, "approve=function, which is called with the questions"),
@@ -426,7 +426,6 @@ _FORMS: dict[str, tuple[Any, str]] = {
     "process_limits": (ProcessLimits, "process_limits=ProcessLimits(...)"),
     "tool_lock": (ToolLock, "tool_lock=ToolLock(...)"),
 }
-"""The type of each argument, and how to write it. `None` is always allowed."""
 
 
 def refuse_other_kinds(**given: object) -> None:

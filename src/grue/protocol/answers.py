@@ -13,11 +13,9 @@ from itertools import islice
 from grue import messages as m
 from grue.protocol.json_text import is_deep
 
-SCHEMA_IN_WORDS = (
+SCHEMA_IN_WORDS = (  # in repair requests, and if the endpoint does not enforce the schema
     "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"
 )
-"""Tells the model its answer's schema: in repair requests, and if the endpoint does not enforce it."""
-
 SCHEMA_BESIDE_TOOLS = (
     "Call tools as long as you need them. Your final answer has to be one JSON object and nothing else."
     " It has to match this JSON Schema:\n{schema}"

@@ -13,11 +13,10 @@ _ASSIGNS = re.compile(r"""["']?\s{0,8}[=:]\s{0,8}["']?(?!//)""")
 _NAME = re.compile(r"[A-Za-z][\w.-]*\Z")
 _LONGEST_NAME = 201
 _VALUE = re.compile(r"""(?:(?i:bearer|basic|token)\s+)?[^\s;,&"'}]+""")
-_TOKEN = re.compile(
+_TOKEN = re.compile(  # of well-known services, and long words of letters and digits that are not paths
     r"\b(?:gh[opsur]_|github_pat_|glpat-|sk-|[rs]k_live_|xox[a-z]-|hf_|npm_|pypi-|AIza|AKIA|eyJ)[\w.-]{12,}"
     r"|(?<![\w/.+@-])(?=[^0-9]{0,63}[0-9])(?=[^A-Za-z]{0,63}[A-Za-z])[A-Za-z0-9_]{32,}(?![\w/.@-])"
 )
-"""The forms of well-known services' tokens, and long words of letters and digits that are not paths."""
 
 
 class _Span(NamedTuple):

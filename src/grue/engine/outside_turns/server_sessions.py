@@ -31,24 +31,20 @@ from grue.tool_sessions.session_pool import SessionPool, SharedSession
 
 T = TypeVar("T")
 
-_OWN_METHODS = {
+_OWN_METHODS = {  # methods that `request` refuses, each with advice for the error text
     "tools/call": "Use the method `call`.",
     "initialize": "The session is initialized when it is opened.",
 }
-"""Methods that `request` refuses, each with advice for the error text."""
-
 _SUBSCRIBING = frozenset(("resources/subscribe", "subscriptions/listen"))
 """Requests whose effect ends with the session."""
 
-_PAGED = {
+_PAGED = {  # requests whose answer has pages, and the member of a page that holds its items
     "prompts/list": "prompts",
     "resources/list": "resources",
     "resources/templates/list": "resourceTemplates",
     "skills/list": "skills",
     "tools/list": "tools",
 }
-"""Requests whose answer has pages, and the member of a page that holds its items."""
-
 _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3  # how often the policy judges one call at most: again if the tool has changed
 

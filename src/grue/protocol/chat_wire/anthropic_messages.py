@@ -22,21 +22,17 @@ from grue.protocol.chat_wire.strict_schema import strict_format
 from grue.protocol.json_text import strict_object, strict_value, to_json
 from grue.protocol.tools.names import WireNames
 
-_PIECES = {
+_PIECES = {  # the field that a delta carries; blocks have these fields, except for `partial_json`
     "text_delta": "text",
     "thinking_delta": "thinking",
     "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }
-"""The field that each kind of delta carries. Blocks have fields of these names, except for `partial_json`."""
-
-_ADDS_TO = {
+_ADDS_TO = {  # deltas that each kind of block consists of; a block of another kind may have any
     "text": frozenset({"text_delta", "citations_delta"}),
     "thinking": frozenset({"thinking_delta", "signature_delta"}),
     "tool_use": frozenset({"input_json_delta"}),
 }
-"""The kinds of deltas that each kind of block consists of. A block of another kind may have any deltas."""
-
 _KINDS = frozenset(
     {"message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_delta"}
     | {"message_stop", "error"}

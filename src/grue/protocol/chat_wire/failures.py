@@ -120,13 +120,11 @@ _KEY = _words(
     r"api[ _-]?key|apikey|unauthori[sz]ed|unauthenticated|authenticat|credentials|bearer|no connected db",
     r"request signature|signature (?:we|does not|is|has|cannot)|signatureDoesNot|login fail|身份验证|令牌",
 )
-_GARBLED = _words(
+_GARBLED = _words(  # signs that the model's own output was invalid; after a retry it may be valid
     r"\b(?:tool_use_failed|json_validate_failed|output_parse_failed|MALFORMED_FUNCTION_CALL)\b",
     r"failed to parse input at pos",
 )
-"""Signs that the model's own output was invalid. After a retry it may be valid."""
-
-_BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
+_BY_WORDS: tuple[tuple[FailureReason, str], ...] = (  # the first pattern that is found in a text decides
     ("reply", _GARBLED),
     ("content", _CONTENT),
     ("region", _REGION),
@@ -142,7 +140,6 @@ _BY_WORDS: tuple[tuple[FailureReason, str], ...] = (
     ("credit", _PERHAPS_MONEY),
     ("overloaded", _BUSY),
 )
-"""The first pattern that is found in a text decides."""
 
 
 def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = None) -> FailureReason:
@@ -168,13 +165,12 @@ _KINDS: dict[FailureReason, FailureKind] = {
     "connection": "unreachable",
 }
 
-REASONS: dict[FailureKind, FailureReason] = {
+REASONS: dict[FailureKind, FailureReason] = {  # those to assume if no reply of the endpoint names one
     "refused": "request",
     "timed_out": "timeout",
     **dict.fromkeys(("unavailable", "unreachable"), "connection"),
     **dict.fromkeys(("invalid_reply", "damaged"), "reply"),
 }
-"""The reason to assume for each kind of failure if no reply of the endpoint names a reason."""
 
 
 def kind_of(reason: FailureReason) -> FailureKind:
@@ -350,10 +346,9 @@ def _codes(error: object) -> str:
 _SAID_BESIDE = ("message", "detail", "msg", "error_msg", "errors")
 """Members that may hold the text of an error, in an object that is not a completion."""
 
-_SAID_IN = (
+_SAID_IN = (  # members of an error object that may hold its text, the most useful one first
     "message", "detail", "Message", "msg", "status_msg", "error_msg", "description", "title", "code", "type"
 )  # fmt: skip
-"""Members of an error object that may hold its text, the most useful one first."""
 
 
 def error_words(error: object) -> str:
@@ -398,7 +393,7 @@ def _error_status(error: object) -> int | None:
     return next((status for status in named if status is not None), None)
 
 
-STATUS_OF_TYPE = {
+STATUS_OF_TYPE = {  # by OpenAI's and Anthropic's names of errors, for errors without a status
     "invalid_request_error": 400,
     "invalid_prompt": 400,
     "authentication_error": 401,
@@ -413,7 +408,6 @@ STATUS_OF_TYPE = {
     "timeout_error": 504,
     "overloaded_error": 529,
 }
-"""HTTP statuses by OpenAI's and Anthropic's names of errors, for errors that come without a status."""
 
 
 def _plain_words(body: bytes) -> str:

@@ -237,12 +237,10 @@ _REFUSAL = (
     r"|not (be )?(permitted|allowed)|deprecated|cannot|can't|does not|no longer|invalid|extra|must|only"
     r"|input should be"
 )
-_UNKNOWN = (
+_UNKNOWN = (  # refuse a field itself. If only its value is refused, the user has to correct the value
     r"unsupported|not support|unknown|unrecognized|unexpected|not (be )?(permitted|allowed)|deprecated"
     r"|cannot|can't|no longer|extra"
 )
-"""Words that refuse a field itself. If only its value is refused, the user has to correct the value."""
-
 _RENAMED = r"max_tokens\W[^\n]{0,120}max_completion_tokens"
 _TOO_MANY = (
     r"max(?:imum)?[_ ]?(?:new_|completion_|output_?)?tokens\b[^\n]{0,120}?"
@@ -287,14 +285,12 @@ _TEXT_ONLY = (
     r"not a multi-?modal model|not support multi-?modal|text[ -]only"
     r"|content\b[^\n]{0,40}(?:must be a string|expected a string)(?! that| with)"
 )
-_STREAM_ONLY = (
+_STREAM_ONLY = (  # of endpoints that can only stream. Other refusals about streams: they cannot stream
     r"only supports? (?:the )?stream|stream(?:ing)?(?: mode)? (?:only|is (?:required|mandatory)|required)"
     r"|stream\W{1,3}(?:must|has to|should) be (?:set to )?(?:true|enabled)|requires? (?:\S+ )?stream"
     r"|(?:enable|set|use) (?:the )?`?stream(?:ing)?\b|non-stream\w*[^\n]{0,30}not support"
     r"|not support[^\n]{0,30}non-stream|for non-streaming"
 )
-"""Refusals by endpoints that can only stream. Other refusals about streams: the endpoint cannot stream."""
-
 _STOP = r"\bstop(_sequences)?\b"
 
 
@@ -393,7 +389,7 @@ def _media(profile: WireProfile, words: str) -> WireProfile | None:
     )
 
 
-_ADAPTATIONS: tuple[Adaptation, ...] = (
+_ADAPTATIONS: tuple[Adaptation, ...] = (  # the most specific adaptations are tried first
     _other_wire,
     _description,
     _if_told(_TOOLS, tools_with_forced=True),
@@ -411,8 +407,6 @@ _ADAPTATIONS: tuple[Adaptation, ...] = (
     _stream,
     _media,
 )
-"""The most specific adaptations are tried first."""
-
 _OF_STATUS: dict[int, tuple[Adaptation, ...]] = {404: (_other_wire, _media), 415: (_media,), 500: (_media,)}
 """The adaptations to try after a status; 400 and 422: all. llama.cpp refuses images with a 500."""
 

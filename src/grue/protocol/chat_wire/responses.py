@@ -36,13 +36,11 @@ _ALL_ARGUMENTS = "response.function_call_arguments.done"
 _SAID = "response.output_text.delta"
 _ADDED = "response.output_item.added"
 _DONE = "response.output_item.done"
-_ENDINGS = {
+_ENDINGS = {  # the events that end a reply, each with the status of the response in that event
     "response.completed": "completed",
     "response.incomplete": "incomplete",
     "response.failed": "failed",
 }
-"""The events that end a reply, each with the status of the response in that event."""
-
 _KINDS = frozenset({*_TEXTS, *_ENDINGS, _ARGUMENTS, _ALL_ARGUMENTS, _ADDED, _DONE, "error"})
 _EVENT = frozenset(
     {"type", "delta", "item", "response", "error", "output_index", "sequence_number", "arguments", "item_id"}

@@ -44,12 +44,10 @@ UNREADABLE = (ValueError, RecursionError, OverflowError, MemoryError)
 LENGTH = frozenset({"length", "max_tokens", "model_length", "max_output_tokens"})
 """Finish reasons of a reply that was cut at its length limit."""
 
-_WHOLE = frozenset(
+_WHOLE = frozenset(  # finish reasons of a reply that is whole, or that was cut at its length limit
     {"stop", "tool_calls", "tool_call", "tool_use", "function_call", "end_turn", "stop_sequence", "complete"}
     | {"completed", "eos", "eos_token", "end", "done", "load", "unload", *LENGTH}
 )
-"""Finish reasons of a reply that is whole, or that was cut at its length limit."""
-
 _BROKEN = frozenset(
     {"error", "network_error", "insufficient_system_resource", "abort", "aborted", "cancelled", "failed"}
     | {"timeout", "server_error", "in_progress", "queued"}

@@ -20,19 +20,17 @@ from grue.protocol.json_text import past_space, strict_value, to_json
 MAX_CHARS = 2 * 2**20  # longest text in which calls are looked for
 _MOST_CALLS = 100
 
-_ENDS = (
+_ENDS = (  # marks of a reply's end, which some servers leave in it
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>", "<|role_end|>"),
     *("</s>", "</assistant>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
 )
-"""Marks of a reply's end, which some servers leave in it."""
-
 _THOUGHTS = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
     ("[THINK]", "[/THINK]"),
     ("<mm:think>", "</mm:think>"),
 )
-_PAIRS = {
+_PAIRS = {  # the tags around calls; the end tag may be missing after the last two
     "<tool_call>": "</tool_call>",
     "<tool_calls>": "</tool_calls>",
     "<seed:tool_call>": "</seed:tool_call>",
@@ -41,8 +39,6 @@ _PAIRS = {
     "<|tool_call|>": "<|/tool_call|>",
     "<|function_call|>": "<|message_sep|>",
 }
-"""The tags around calls. The end tag may be missing after the last two."""
-
 _END_IN_PROMPT = ("<|tool_call|>", "<|function_call|>")
 _FORMS = (
     rf"(?P<hermes>{'|'.join(map(re.escape, _PAIRS))})|(?P<function><function=)|(?P<mistral>\[TOOL_CALLS\])"

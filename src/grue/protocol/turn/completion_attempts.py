@@ -131,7 +131,7 @@ class Finish(Struct, frozen=True):
     outcome: Reply | m.LlmFailure
 
 
-AttemptCommand: TypeAlias = (
+AttemptCommand: TypeAlias = (  # a note (`CompletionRetried`, `ReplyCut`, `TextDelta`) is to be recorded
     SendRequest
     | AdaptProfile
     | DropAttachments
@@ -141,8 +141,6 @@ AttemptCommand: TypeAlias = (
     | ShowAgain
     | Finish
 )
-"""A note (`CompletionRetried`, `ReplyCut`, `TextDelta`) is to be recorded."""
-
 AttemptTransition: TypeAlias = tuple[AttemptState, tuple[AttemptCommand, ...]]
 
 

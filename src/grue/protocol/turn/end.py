@@ -115,11 +115,10 @@ def answers_at_end(
     return turn.tell(tuple(answers[call_id] for call_id in calls))[1]
 
 
-PARKED = (
+PARKED = (  # fields that a `Turn` and its `TurnParked` share, and that are copied unchanged both ways
     *("iterations", "usage", "batches", "media_bytes", "forced", "degraded", "reconnected", "used"),
     *("summaries", "overflowed", "searching"),
 )
-"""The fields of a `Turn` that are copied unchanged to its `TurnParked`, and back when the turn is resumed."""
 
 
 def progress(turn: Turn) -> m.TurnParked:

@@ -334,7 +334,7 @@ class Finished(Struct, frozen=True):
     """The turn has ended."""
 
 
-LiveState: TypeAlias = (
+LiveState: TypeAlias = (  # those in which a deadline or an interruption can still change how the turn ends
     AwaitingSupport
     | AwaitingSessions
     | Presuming
@@ -346,8 +346,6 @@ LiveState: TypeAlias = (
     | AwaitingReconnect
     | AwaitingVerdict
 )
-"""The states in which a deadline or an interruption can still change how the turn ends."""
-
 TurnState: TypeAlias = Idle | LiveState | AwaitingClose | Waiting | Finished
 
 Commands: TypeAlias = tuple[m.TurnCommand | m.TurnNote, ...]
