@@ -427,33 +427,21 @@ class WireFormat(Protocol):
     """Encodes requests and decodes replies of one API. A format has no state."""
 
     name: str  # the format's name in settings and traces, one of `WireName`
+    # The path of the request, after the base URL; `{model}` in it stands for the model's name. A base URL
+    # that ends in this path selects the format.
     path: str
-    """The path of the request, after the base URL; `{model}` in it stands for the model's name. A base URL
-    that ends in this path selects the format."""
-
-    stream_path: str = ""
-    """The path of a request for a stream; empty: the same as `path`. Both paths may have a query."""
-
+    stream_path: str = ""  # of a request for a stream; empty: the same as `path`. Both may have a query
     profile: WireProfile  # the profile of an unknown endpoint of this format
-    provider: str
-    """The OpenTelemetry name of the provider that made the format; also the name for an unknown endpoint."""
-
-    inputs: frozenset[MediaKind]
-    """The kinds of input besides text that the format can express, whatever the endpoint accepts."""
-
-    own_fields: frozenset[str]
-    """The fields of a request that the turn sets, and that `extra_body` may not replace."""
-
+    provider: str  # OpenTelemetry's name for the format's maker; also the name for an unknown endpoint
+    inputs: frozenset[MediaKind]  # besides text, as far as the format can express them
+    own_fields: frozenset[str]  # of a request, set by the turn; `extra_body` may not replace them
     limit_fields: frozenset[str]  # the fields of a request that can limit the tokens of the reply
     json_objects: bool  # whether a request can ask for a JSON object of any shape
     echoes_text: bool  # whether the echo of a reply repeats the reply's text
-    results_carry_media: bool
-    """Whether tool messages can contain images and files; if not, a user message (`Shown`) has them."""
-
+    results_carry_media: bool  # tool messages can have images and files; if not, a `Shown` has them
     marks_results: bool  # whether tool messages can have a cache marker
     assembler: Callable[[], Assembler]
-    batches: BatchFormName | None
-    """The form in which providers of this format take batches (`batch_forms.py`); `None`: they take none."""
+    batches: BatchFormName | None  # the form in which providers take batches; `None`: they take none
 
     def path_of(self, model: str, *, stream: bool) -> str:
         """Return the path of a request."""
