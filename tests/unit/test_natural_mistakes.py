@@ -74,7 +74,7 @@ def now() -> float:
     raise AssertionError("it was called")
 
 
-DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"a": inner}, range(5_000), {})
+DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"a": inner}, range(100_000), {})
 
 
 @pytest.mark.parametrize(
