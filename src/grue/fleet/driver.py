@@ -62,8 +62,8 @@ class Tally(Struct):
         done: Number of episodes with a commit, which is a final result on disk.
         before: Number of episodes that had a commit before this run.
         failed: Number of episodes with a commit that have failed.
-        given_up: Number of episodes that failed three times because of the machine, the network or a server,
-            whose files cannot be read or written, or whose requests cannot go into a batch.
+        given_up: Number of episodes that are not tried again: they failed three times because of the machine,
+            the network or a server, or have unusable files, or have requests that cannot go into a batch.
         unpaid: Number of episodes that ended early because the budget refused a request.
         running: Number of episodes that a worker plays now.
         waiting: Number of episodes that wait for the replies of a batch.
@@ -72,8 +72,8 @@ class Tally(Struct):
         scores: By the score's name: the number of episodes that have this score, and the sum of its values.
         spent: The cost of the requests of the committed attempts; other attempts are not counted.
         kinds: Number of attempts of this run that failed or were not paid for, by `AttemptEnd.kind`.
-        troubles: The first few different reasons for which episodes were given up in this run, each as
-            `ID: REASON` with the id of the first episode that was given up for it.
+        troubles: The first few different reasons for which the episodes in `given_up` were given up, in this
+            run or an earlier one, each as `ID: REASON` with the id of the first such episode.
     """
 
     total: int = 0

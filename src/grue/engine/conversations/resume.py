@@ -191,7 +191,7 @@ def _going_on(
         conversation=kept,
     )
     if kept is None:
-        # No `Conversation` object runs this turn, so its entries are written to the trace only.
+        # The turn belongs to no conversation, so only the trace gets its entries.
         wiring = settings.wiring.lending(command.conversation, history, part.tools)
         settings = replace(settings, wiring=wiring)
     turn: HostTurn[Any] = HostTurn(request, settings, memory)

@@ -283,7 +283,7 @@ class AwaitingTools(Struct, frozen=True):
     died: m.ServerName | None = None
     timed_out: bool = False  # a call has timed out, and `FailurePolicy.after_timeout` is not `continue`
     changed: Mapping[m.CallId, m.JsonObject] = {}  # arguments that a person has changed
-    tools: Tools = ()  # with their definitions at the time when the calls were allowed
+    tools: Tools = ()  # `Turn.callable` at the time when the calls were allowed
     noted: tuple[PlacedNote, ...] = ()
     starting: Servers = ()  # servers that this reply has started, and that are neither ready nor failed
 

@@ -13,7 +13,8 @@ from grue.runtime.trace.recorder import Envelope
 from grue.tracing.observers.spans import AsSent, SpanClosed, SpanFeed, SpanId, SpanNoted, SpanOpened
 
 CONTENT_LIMIT = 20_000  # the most characters of one message, of a call's arguments or of an output
-HISTORY_LIMIT = 200_000  # most characters of a request's earlier messages; older system texts add to it
+# The most characters of a request's earlier messages. Older system texts are kept, too, and not counted.
+HISTORY_LIMIT = 200_000
 DETAIL_LIMIT = 1_000  # most characters of a verdict's detail, or of a tool's description
 
 Capture: TypeAlias = bool | Literal["reference"]
