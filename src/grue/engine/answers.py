@@ -254,11 +254,12 @@ class _Reader:
                 yield some
                 yield _without_nulls(some)
             elif "value" in found:
-                yield found["value"]
+                yield from (found["value"], _without_nulls(found["value"]))
         if self._bare:
             for bare in map(str.strip, (text, *reversed([*fenced_blocks(text)]))):
                 with suppress(ValueError):
-                    yield strict_value(bare)
+                    yield (value := strict_value(bare))
+                    yield _without_nulls(value)
                 yield bare
 
 
