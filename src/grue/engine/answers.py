@@ -254,12 +254,11 @@ class _Reader:
                 yield some
                 yield _without_nulls(some)
             elif "value" in found:
-                yield from (found["value"], _without_nulls(found["value"]))
+                yield found["value"]
         if self._bare:
             for bare in map(str.strip, (text, *reversed([*fenced_blocks(text)]))):
                 with suppress(ValueError):
-                    yield (value := strict_value(bare))
-                    yield _without_nulls(value)
+                    yield strict_value(bare)
                 yield bare
 
 

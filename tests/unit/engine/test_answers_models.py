@@ -34,13 +34,6 @@ def test_null_for_a_member_that_may_be_left_out_leaves_it_out() -> None:
     assert read('So: {"action": "look", "patience": null, "mood": null}') == Decision(action="look")
 
 
-@pytest.mark.parametrize(
-    "text", ['[{"action": "look", "patience": null}]', '{"value": [{"action": "look", "patience": null}]}']
-)
-def test_null_leaves_a_member_out_also_in_a_list(text: str) -> None:
-    assert AnswerSpec.from_model(list[Decision]).parse(text) == [Decision(action="look")]
-
-
 def test_null_stays_where_the_model_takes_it() -> None:
     assert AnswerSpec.from_model(Decision).parse('{"action": "a", "mood": null}').mood is None
 
