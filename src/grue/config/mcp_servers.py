@@ -100,7 +100,7 @@ def _server_name(name: str) -> str:
     if "." in name:
         raise ValueError("has a dot, which separates the server's name from the tool's: use '-' or '_'")
     if name == "mcp":
-        raise ValueError("is reserved: it is a prefix of tool names. Give the server another name")
+        raise ValueError("is reserved, because agent loops put 'mcp.' before tool names: use another name")
     return name
 
 
