@@ -186,7 +186,14 @@ class BatchDesk:
             if record.state == "sending":
                 return []
         ask = partial(self._endpoint.call, "GET", f"{self._form.path}/{record.batch_id}")
-        state = await self._surely("a batch", self._state_in, ask)
+        try:
+            state = await self._surely("a batch", self._state_in, ask)
+        except BatchRefused as refused:
+            if refused.failure.status == 404:  # such as after months, if its replies here were damaged
+                file = self._folder.submission_of(record.number)
+                remedy = f"If the provider has removed the batch, remove {file}: its requests are sent again."
+                refused.failure = replace(refused.failure, remedy=remedy)
+            raise
         if state.state == "running":
             self._refuse_overdue(state, record)
             return []

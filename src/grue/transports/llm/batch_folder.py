@@ -139,6 +139,10 @@ class BatchFolder(Closing):
         """Return the path of the file of requests with this number."""
         return self.path / "requests" / f"{number:04d}.jsonl"
 
+    def submission_of(self, number: int) -> Path:
+        """Return the path of the submission of the file of requests with this number."""
+        return self.path / "submissions" / f"{number:04d}.json"
+
     def item_of(self, turn: int, request: int, body: bytes, read: Collection[str] = ()) -> str:
         """Return the id of a stored request that can serve as this one, or a new id.
 
@@ -217,14 +221,14 @@ class BatchFolder(Closing):
     def keep(self, submission: Submission) -> Submission:
         """Store a submission on disk in place of its earlier state, and return it."""
         with self.using():
-            write_whole(self._submission_of(submission.number), msgspec.json.encode(submission), fsync=True)
+            write_whole(self.submission_of(submission.number), msgspec.json.encode(submission), fsync=True)
         self.submissions[submission.number] = submission
         return submission
 
     def forget(self, submission: Submission) -> None:
         """Remove a submission that the provider has refused. Its file of requests can then be sent again."""
         with self.using():
-            self._submission_of(submission.number).unlink(missing_ok=True)
+            self.submission_of(submission.number).unlink(missing_ok=True)
         self.submissions.pop(submission.number, None)
 
     def items_in(self, number: int) -> frozenset[str]:
@@ -254,9 +258,6 @@ class BatchFolder(Closing):
     def using(self) -> AbstractContextManager[None]:
         """Translate an `OSError` of the block into `BatchFolderError`."""
         return os_errors_as(BatchFolderError, f"use the batch folder {self.path}")
-
-    def _submission_of(self, number: int) -> Path:
-        return self.path / "submissions" / f"{number:04d}.json"
 
     def _end_file(self) -> None:
         if self._file is not None:

@@ -149,6 +149,20 @@ def test_a_mark_of_the_byte_order_before_the_results_costs_no_reply() -> None:
     assert desk._read(b"\xef\xbb\xbf" + line) == desk._read(line) is not None
 
 
+@pytest.mark.parametrize("status", [401, 404])
+async def test_a_batch_that_the_provider_does_not_have_can_be_sent_again(tmp_path: Path, status: int) -> None:
+    async def call(*_: object, **options: object) -> Answered:
+        return Answered(status, b'{"error": {"message": "No."}}')
+
+    manifest = BatchManifest(address="http://127.0.0.1/v1", model="m", wire="responses")
+    with BatchFolder(tmp_path, manifest, OpenAIBatches()) as files:
+        desk: Any = BatchDesk(LlmEndpoint(LlmSettings(model="m")), files, Batching(folder="unused"))
+        desk._endpoint = SimpleNamespace(call=call, describe=desk._endpoint.describe)
+        with pytest.raises(BatchRefused) as refused:
+            await desk._look(Submission(number=1, state="sent", batch_id="b1"))
+    assert (f"remove {tmp_path}/submissions/0001.json:" in refused.value.failure.remedy) is (status == 404)
+
+
 async def test_an_intact_reply_is_kept_if_the_provider_has_it_no_longer(tmp_path: Path) -> None:
     manifest = BatchManifest(address="http://127.0.0.1/v1", model="m", wire="responses")
 
