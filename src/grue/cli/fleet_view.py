@@ -145,8 +145,7 @@ def print_comparison(
 ) -> bool | None:
     """Compare two sets of episodes, A and B, each as `DIR:SETTING=VALUE,...`; the default DIR of B is A's.
 
-    Return whether B is worse than A by `options.margin` or more (`None`: it cannot be told); without a
-    margin, return `False`.
+    Return whether B is worse than A by `options.margin` or more; `None`: unclear. `False` without a margin.
     """
     a = compare.Cell.of(first)
     b = compare.Cell.of(second, a)

@@ -1,6 +1,5 @@
 """Make one attempt of an episode, in a worker process: call the work, classify its end, commit the result."""
-# The work is user code: it may raise anything, even an exception whose `__str__` fails, and leave its process
-# in any state.
+# The work is user code: it may raise anything, even what `str` fails on, and leave its process in any state.
 
 import contextlib
 import errno

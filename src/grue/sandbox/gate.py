@@ -3,8 +3,7 @@
 The kernel holds back each `connect` of the program until the program's `Gate` has decided. The gate makes an
 allowed connection itself, on a copy of the program's socket. If the program made it, another of its threads
 could change the address after the check. The gate allows connections to its own proxy, to listed ports of
-this machine (`localhost:5432`), to listed IP addresses and, if the box allows them, to Unix sockets that have
-a path.
+this machine (`localhost:5432`), to listed IP addresses and, if the box allows, to Unix sockets with a path.
 
 The proxy understands CONNECT and plain HTTP, and decrypts nothing. It resolves names itself, and connects to
 the address that it has checked. It serves only connections that the gate has made, and no other programs.

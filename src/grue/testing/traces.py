@@ -45,8 +45,7 @@ def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptP
     Args:
         path: A trace file or a run folder.
         allow: Parts of a prompt in which a difference is accepted: `model`, `tools`, `system`, `messages`.
-            What follows such a difference is not checked. Allow `tools` if a request for a final answer
-            offers none.
+            What follows one is not checked. Allow `tools` if a request for a final answer offers none.
 
     Raises:
         AssertionError: A prompt breaks one of these rules; the message names each such prompt and the cause.
