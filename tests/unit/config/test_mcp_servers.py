@@ -263,7 +263,7 @@ def test_an_entry_that_cannot_be_used_names_file_server_and_key(
         ("a\n", "is not a usable name"),
         ("a\u202eb", "is not a usable name"),
         ("a.b", "has a dot, which separates the server's name from the tool's"),
-        ("mcp", "put .mcp.. before tool names"),
+        ("mcp", "put 'mcp.' before tool names"),
     ],
 )
 def test_a_server_name_that_tool_names_cannot_carry_is_refused(
