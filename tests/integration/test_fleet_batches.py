@@ -222,6 +222,26 @@ def test_a_model_that_is_asked_often_leaves_the_others_their_time(
         batches.close()
 
 
+def test_a_batch_that_the_provider_no_longer_has_is_an_error_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grue.fleet.batches._LOOK_S", 60.0)
+    asked = {"key": "1-a", "wire": "chat_completions", "model": "m", "body": {"model": "m", "messages": []}}
+    (tmp_path / "first").mkdir()
+    with ScriptedLlmServer([text_reply("well")]) as llm:
+        line = msgspec.json.encode({**asked, "base_url": llm.base_url})
+        (tmp_path / "first" / REQUESTS).write_bytes(line + b"\n")
+        llm.batches.faults.in_place = lambda method, path, times: (
+            error_reply(404, "It is gone.") if method == "GET" and path.count("/") == 3 else None
+        )
+        batches = FleetBatches(tmp_path, batching(tmp_path))
+        batches.add(tmp_path / "first")
+        said = r"/v1: It is gone\. If the provider .*, remove .*/submissions/0001\.json: .*again\. What waits"
+        with pytest.raises(FleetError, match=said):
+            batches.step(send=True)
+        batches.close()
+
+
 def test_a_request_that_only_an_earlier_sweep_has_stored_is_not_sent(tmp_path: Path) -> None:
     """A run was stopped before it sent its requests, and the next one plays other episodes."""
     asked = {"key": "1-a", "wire": "chat_completions", "model": "m", "body": {"model": "m", "messages": []}}

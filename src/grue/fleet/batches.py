@@ -298,10 +298,11 @@ class _Model:
                     await desk.send()
                 return await desk.look()
             except BatchRefused as refused:
-                where = f"{refused.failure.endpoint}: {refused.failure.message}"
+                failure = refused.failure
+                why = f"{failure.endpoint}: {failure.message.rstrip('.')}. {failure.remedy}".rstrip()
                 raise FleetError(
-                    f"The batch cannot go on at {where} What waits goes on waiting: mend it, and run the"
-                    " same command again."
+                    f"The batch cannot go on at {why} What waits goes on waiting: mend it, and run the same"
+                    " command again."
                 ) from refused
 
 
