@@ -297,3 +297,38 @@ def test_a_program_of_the_docs_can_be_run_twice() -> None:
     fixed = re.compile(r"^with Runner.*trace=\"[^\"]+\.jsonl\"[,)]", re.MULTILINE)
     found = {str(page.relative_to(ROOT)) for page in pages if fixed.search(page.read_text(encoding="utf-8"))}
     assert found == named
+
+
+_FRAMEWORKS = {"grue", "pydantic_ai", "fastmcp", "opentelemetry"}
+
+
+def _size(program: Path) -> tuple[int, int, int]:
+    """Return the lines of code, the names imported from a framework, and the async keywords of a program."""
+    tree = ast.parse(program.read_bytes())
+    nodes = list(ast.walk(tree))
+    with tokenize.open(program) as file:
+        tokens = [each for each in tokenize.generate_tokens(file.readline) if each.string.strip()]
+    code = {
+        line
+        for each in tokens
+        if each.type != tokenize.COMMENT
+        for line in range(each.start[0], each.end[0] + 1)
+    }
+    described = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [node.body[0] for node in nodes if isinstance(node, described) and ast.get_docstring(node)]
+    code -= {line for text in texts for line in range(text.lineno, (text.end_lineno or 0) + 1)}
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    names = sum(len(node.names) for node in imports if (node.module or "").split(".")[0] in _FRAMEWORKS)
+    keywords = sum(isinstance(node, ast.AsyncFunctionDef | ast.Await | ast.AsyncWith) for node in nodes)
+    return len(code), names, keywords
+
+
+def test_the_table_of_programs_beside_another_framework_counts_them() -> None:
+    page = ROOT / "docs" / "guides" / "coming-from.md"
+    rows = re.findall(
+        r"\]\((\.\./examples/\S+\.py)\) \| (\d+) \| (\d+) \| (\d+) \|", page.read_text(encoding="utf-8")
+    )
+    assert len(rows) == 6
+    assert {each[0]: tuple(map(int, each[1:])) for each in rows} == {
+        each[0]: _size(page.parent / each[0]) for each in rows
+    }
