@@ -36,7 +36,8 @@ OPENROUTER_API_KEY.
 The exit status is 0 if a command succeeds, and 130 if Ctrl-C interrupted it.
 If it fails, the status is 2 for most faults of what you typed (the command,
 an argument, an option) or of a configuration file, and 1 for all others, such
-as a missing trace. If a command has another status, its help says so.
+as a server that cannot be reached. If a command has another status, its help
+says so.
 """
 
 app = typer.Typer(
@@ -82,10 +83,11 @@ _START = typer.Option(
     "begins.\n\n"
     "beside_turn: still earlier, while the previous turn waits for the model. The server may then miss "
     "what the previous turn's tool calls change.\n\n"
-    "after_turn and beside_turn do not apply to the first turn: it starts the server as the default below "
-    "says. If that default is when_called, after_turn and beside_turn are refused.\n\n"
-    "The first four values have no effect if the server's entry in mcp_config.json has a key `start`. The "
-    "last two have none if the value of that key is when_called.",
+    "If the server's entry in mcp_config.json has a key `start`, that key holds in place of the first four "
+    "values.\n\n"
+    "after_turn and beside_turn apply from the second turn on; the first turn starts the server as the key "
+    "says, or else as the default below. They have no effect if the key is when_called, and are refused if "
+    "the default is when_called.",
     show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
 )
 
@@ -323,17 +325,20 @@ def add(
     If a tool changes later, grue reports it. The approved tools are listed in
     mcp_tools.lock.
 
-    If an environment variable that the server needs is not set, the command only
-    writes the entry. If mcp_config.json has other servers but no mcp_tools.lock,
-    it approves no tools. In both cases it prints what to do. If the server does
-    not start, its entry remains, and the exit status is 1.
+    If an environment variable that a server's description asks for is not set,
+    the command only writes the entry. If mcp_config.json has other servers but no
+    mcp_tools.lock, it approves no tools. In both cases it prints what to do. If
+    the server does not start, its entry remains, and the exit status is 1.
 
     If a server's description asks for an API key, mcp_config.json gets the name
-    of an environment variable, such as ${API_KEY}. In place of a key in ARGUMENTS
-    or in a URL, write such a name, too ('${API_KEY}'): the key itself would be
-    stored there. A path in ARGUMENTS, such as ./docs, becomes absolute if it
-    exists. If this machine can enforce sandboxes, a program that is not your own
-    runs in one (see grue sandbox). An OCI image runs in its own container.
+    of an environment variable, such as ${API_KEY}. In a URL, or in ARGUMENTS of a
+    program of your own, write such a name in place of a key ('${API_KEY}'),
+    because the key itself would be stored there; the variable must be set.
+    ARGUMENTS of a package cannot have such a name.
+
+    A path in ARGUMENTS, such as ./docs, becomes absolute if it exists. If this
+    machine can enforce sandboxes, a program that is not your own runs in one (see
+    grue sandbox). An OCI image runs in its own container.
     """
     from grue.cli.add import Adding, add_server
 

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
+from grue.protocol.tools.names import MCP_PREFIX
 from grue.runtime.trace.format import TraceLine
 from grue.runtime.trace.reader import RecordedLine
 from grue.tracing.message_words import kind_of, kind_of_line, name_of, severity_of
@@ -44,7 +45,8 @@ class Filter(Struct, frozen=True, kw_only=True):
         return cls(
             turns=tuple(_range(each, "turn") for each in turns),
             messages=tuple(_range(each, "message") for each in messages),
-            actors=frozenset(name.lower() for name in actors),
+            # In a chat, `mcp.` stands before the names of the servers.
+            actors=frozenset(each for name in actors for each in (name.lower(), MCP_PREFIX + name.lower())),
             kinds=frozenset(_kind(kind, names) for kind in kinds),
             texts=tuple(spelling for text in texts for spelling in _spellings(text)),
             failures=failures,

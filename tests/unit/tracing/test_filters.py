@@ -54,6 +54,8 @@ def test_an_actor_is_a_sender_or_a_receiver() -> None:
     assert wanted.wants(envelope(note(), sender="llm"))
     assert wanted.wants(envelope(note(), receiver="llm"))
     assert not wanted.wants(envelope(note(), sender="llm-sampling"))
+    assert Filter.of(actors=["mind"]).wants(envelope(note(), sender="mcp.mind"))
+    assert not Filter.of(actors=["mcp.mind"]).wants(envelope(note(), sender="mind"))
 
 
 @pytest.mark.parametrize(
