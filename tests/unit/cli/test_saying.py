@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,7 @@ def test_a_path_that_begins_with_a_dash_is_no_option() -> None:
     assert [shown_argument(Path(path)) for path in ("-run", "a b", "/-x")] == ["./-run", "'a b'", "/-x"]
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed: apt-get install bash")
 @pytest.mark.parametrize("name", ["a\nb", "a'b\t\\c", "\x1b[31m", "a\u202eb", "caf\udce9", "-\n", "é\x0712"])
 def test_a_path_with_unprintable_characters_can_be_pasted_into_a_shell(name: str) -> None:
     argument = shown_argument(Path(name))
