@@ -336,7 +336,8 @@ class EncodedConversation:
         return rewritten
 
     def _newest_attachments(self) -> int | None:
-        entries = self.history.entries
+        # Each reply without a token count asks this, so do not look at all entries for nothing.
+        entries = self.history.entries if self.history.attached else []
         for at in range(len(entries) - 1, -1, -1):
             entry = entries[at]
             if isinstance(entry, m.Said) and w.has_attachments(entry.items, self._accepted):

@@ -94,6 +94,7 @@ class History:
         self.unread: m.AssistantReply | None = None  # the last reply, while it may be dropped: no entry yet
         self.asked: m.AnswerSchema | None = None  # the last schema that a request asked for
         self.in_words = False  # that request offered tools, so its text states the schema
+        self.attached = False  # an entry has had attachments
         self.call_ids: set[m.CallId] = set() if call_ids is None else call_ids
         self.replies = 0  # empty and dropped ones included
         self.plain = False  # `RunTurn.plain_results` of the turn under way
@@ -127,7 +128,7 @@ class History:
             answer = None
         if items or answer is not None:
             added.append(said := m.Said(items, answer, answer is not None and beside_tools))
-            self._note_schema(said)
+            self._note_said(said)
         for entry in added:
             self._add(entry)
         return tuple(added)
@@ -168,7 +169,7 @@ class History:
         self.asked, self.in_words = None, False
         for entry in self.entries:
             if isinstance(entry, m.Said):
-                self._note_schema(entry)
+                self._note_said(entry)
         if self.ledger is not None:
             self.ledger.add(rewritten)
 
@@ -176,7 +177,7 @@ class History:
         """Add an entry, but not to the ledger: the ledger includes it already, or there is no ledger."""
         self.entries.append(entry)
         if isinstance(entry, m.Said):
-            self._note_schema(entry)
+            self._note_said(entry)
         else:
             self.replies += 1
             self.call_ids.update(call.call_id for call in entry.tool_calls)
@@ -229,7 +230,8 @@ class History:
         other.entries, other.call_ids = [*self.entries], {*self.call_ids}
         return other
 
-    def _note_schema(self, said: m.Said) -> None:
+    def _note_said(self, said: m.Said) -> None:
+        self.attached = self.attached or any(getattr(item, "attachments", ()) for item in said.items)
         if said.answer is not None:
             self.asked, self.in_words = said.answer, said.beside_tools
 

@@ -8,6 +8,7 @@ import pytest
 from grue.messages import (
     AnswerSchema,
     AssistantReply,
+    Attachment,
     CallId,
     ConversationId,
     NoAnswer,
@@ -204,3 +205,19 @@ def test_a_history_can_be_summarised() -> None:
     history.restore(reply(content="answer"))
     history.change(Summarised((UserText("It was long."),)))
     assert "It was long." in str(history.entries)
+
+
+def test_a_history_knows_that_it_has_attachments_however_they_came_in() -> None:
+    image = Attachment(kind="image", mime="image/png", data="iVBORw0KGgo=", bytes=8)
+    shown = Said((UserText("Look.", attachments=(image,)),))
+    asked, restored, rewritten = History(), History(), History()
+    for history in (asked, restored, rewritten):
+        history.say((SystemText("rules"), UserText("Hello.")))
+        assert not history.attached
+    asked.say(shown.items)
+    restored.restore(shown)
+    rewritten.rewrite(Rewritten(0, 1, (shown,)))
+    assert asked.attached
+    assert restored.attached
+    assert rewritten.attached
+    assert rewritten.branch().attached
