@@ -1,4 +1,4 @@
-"""What the bundled hosts' works share: settings, model and endpoint, resuming, and digests of files."""
+"""Functions for the works of bundled hosts in fleets: settings, model and endpoint, resuming, file digests."""
 
 import functools
 import hashlib

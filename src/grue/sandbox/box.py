@@ -76,7 +76,7 @@ class HostPort(Struct, frozen=True):
 
 
 class Sandbox(Struct, metaclass=ByName, frozen=True, kw_only=True):
-    """What a program in this sandbox may do. The kernel and grue's proxy enforce it.
+    """The permissions of a sandboxed program. The kernel and grue's proxy enforce them.
 
     Paths are absolute, begin with `~`, or are relative to the program's working directory. A `Path` is
     converted to text. A folder stands for everything in it. The program may also use what `preset` says, and

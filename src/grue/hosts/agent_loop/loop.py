@@ -123,7 +123,7 @@ Server: TypeAlias = ToolServer | str | Sequence[str]
 
 
 class _SharedClient:
-    """The `ToolClient` that this module's functions share. `get` creates it if there is none."""
+    """Holds the `ToolClient` that this module's functions share. `get` creates it if none is open."""
 
     def __init__(self) -> None:
         # Reentrant: a signal handler may call a tool in the thread that holds the lock.

@@ -59,7 +59,7 @@ class RunResult(Struct, frozen=True, kw_only=True):
 
     @property
     def succeeded(self) -> bool:
-        """Whether the model says that the task is done."""
+        """`True` if the model says that the task is done."""
         return self.reason == "finished"
 
 

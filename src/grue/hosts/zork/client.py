@@ -109,12 +109,12 @@ class LLMClient:
 
     @property
     def judges_tool_support(self) -> bool:
-        """Whether a program has overridden `_supports_tool_calling`."""
+        """`True` if a program has overridden `_supports_tool_calling`."""
         return is_overridden(self, _SUPPORT_METHOD)
 
     @property
     def completes_by_itself(self) -> bool:
-        """Whether a program has overridden `chat_completions_create` or `chat.completions.create`."""
+        """`True` if a program has overridden `chat_completions_create` or `chat.completions.create`."""
         completions = getattr(self.chat, "completions", None)
         ours = isinstance(completions, _Completions) and not is_overridden(completions, _COMPLETIONS_METHOD)
         return not ours or is_overridden(self, _COMPLETION_METHOD)

@@ -106,7 +106,7 @@ class MCPManager:
 
     @property
     def is_disabled(self) -> bool:
-        """Whether the server is disabled for the rest of the episode."""
+        """`True` if the server is disabled for the rest of the episode."""
         return isinstance(self.connection, Disabled)
 
     @property

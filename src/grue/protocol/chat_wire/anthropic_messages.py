@@ -75,12 +75,12 @@ class AnthropicAssembler:
 
     @property
     def begun(self) -> bool:
-        """Whether a block has begun."""
+        """`True` if a block has begun."""
         return bool(self._blocks)
 
     @property
     def whole(self) -> bool:
-        """Whether the reply has ended. A stop reason is enough: some endpoints leave out `message_stop`."""
+        """`True` if the reply has ended. A stop reason is enough: some endpoints leave out `message_stop`."""
         return self.finished or bool(self._message.get("stop_reason"))
 
     def feed(self, event: server_events.ServerEvent) -> Iterable[w.Delta]:

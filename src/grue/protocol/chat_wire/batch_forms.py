@@ -28,11 +28,11 @@ _AGAIN = "To ask it anew, run the same batch with Batching(retry_failed=True)."
 
 
 class BatchState(Struct, frozen=True, kw_only=True):
-    """What a provider says about a batch. `refused`: no request of the batch was processed."""
+    """The state of a batch, as the provider reports it. `refused`: no request of the batch was processed."""
 
     id: str
     state: Literal["running", "ended", "refused"]
-    key: str = ""  # the key that grue has put into the batch's metadata; empty: there is none
+    key: str = ""  # the key that grue put into the batch's metadata; empty if the batch has no such key
     file: str = ""
     created_at: str = ""  # when the batch was created, as the provider writes it
     total: int | None = None

@@ -257,12 +257,12 @@ class ChatAssembler:
 
     @property
     def begun(self) -> bool:
-        """Whether a piece of text, of a call or of `reasoning_details` has arrived."""
+        """`True` if a piece of text, of a call or of `reasoning_details` has arrived."""
         return bool(self._texts or self._calls or self._details)
 
     @property
     def whole(self) -> bool:
-        """Whether the reply has ended. A `finish_reason` is enough: some endpoints leave out `[DONE]`."""
+        """`True` if the reply has ended. A `finish_reason` is enough: some endpoints leave out `[DONE]`."""
         return self.finished or self._finish is not None
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:

@@ -320,7 +320,7 @@ class EncodedConversation:
 
     @property
     def has_attachments(self) -> bool:
-        """Whether any message has attachments that the profile and the wire format allow to be sent."""
+        """`True` if any message has attachments that the profile and the wire format allow to be sent."""
         return self._newest_attachments() is not None
 
     def drop_attachments(self) -> m.Rewritten | None:

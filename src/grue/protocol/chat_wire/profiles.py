@@ -420,7 +420,7 @@ class ListedModel(Struct, frozen=True):
 
     @property
     def takes_tools(self) -> bool | None:
-        """Whether the model can call tools; `None` if the list does not say."""
+        """`True` if the model can call tools; `None` if the list does not say."""
         return None if self.parameters is None else "tools" in self.parameters
 
 

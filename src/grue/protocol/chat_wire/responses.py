@@ -102,7 +102,7 @@ class ResponsesAssembler:
 
     @property
     def begun(self) -> bool:
-        """Whether a piece of text or of a call, or a whole item, has arrived."""
+        """`True` once a piece of text, a piece of a call, or a whole item has arrived."""
         return bool(self._held["pieces"] or self._held["items"])
 
     @property
@@ -112,7 +112,7 @@ class ResponsesAssembler:
 
     @property
     def whole(self) -> bool:
-        """Whether the last event, which holds the response or an error, has arrived."""
+        """`True` if the last event, which holds the response or an error, has arrived."""
         return self.finished
 
     def feed(self, event: server_events.ServerEvent) -> Iterable[w.Delta]:

@@ -406,7 +406,7 @@ class Assembler(Protocol):
 
     @property
     def begun(self) -> bool:
-        """Whether a piece of the reply has arrived, such as of its text or of a call."""
+        """`True` if a piece of the reply has arrived, such as of its text or of a call."""
 
     @property
     def held(self) -> int:
@@ -414,7 +414,7 @@ class Assembler(Protocol):
 
     @property
     def whole(self) -> bool:
-        """Whether the reply is complete, even if the last event has not arrived."""
+        """`True` if the reply is complete, even if the last event has not arrived."""
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
         """Add the next event, and return the pieces of text in it."""

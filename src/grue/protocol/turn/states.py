@@ -91,7 +91,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def can_call(self) -> bool:
-        """Whether there is a tool to call, or a server that takes calls of tools which it does not list."""
+        """`True` if there is a tool to call, or a server that takes calls of tools which it does not list."""
         return bool(self.tools or self.unlisted)
 
     @property
@@ -154,7 +154,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def refers(self) -> bool:
-        """Whether the built-in tool `read_result` is among the turn's tools."""
+        """`True` if the built-in tool `read_result` is among the turn's tools."""
         return READ_RESULT in self.tools
 
     def count(self, usage: m.Usage) -> Turn:
@@ -163,13 +163,13 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def budget_reached(self) -> bool:
-        """Whether the budget allows at most one more request, which must ask for the final answer."""
+        """`True` if the budget allows at most one more request, which must ask for the final answer."""
         most = self.run.limits.budget.requests
         return self.budget_spent or (most is not None and self.requests + self.sampled + 1 >= most)
 
     @property
     def budget_spent(self) -> bool:
-        """Whether the budget is used up: only the final answer may still be asked for, once."""
+        """`True` if the budget is used up: only the final answer may still be asked for, once."""
         budget, usage = self.run.limits.budget, self.usage
         return (
             (budget.requests is not None and self.requests + self.sampled >= budget.requests)
