@@ -1,4 +1,4 @@
-"""Functions for the works of bundled hosts in fleets: settings, model and endpoint, resuming, file digests."""
+"""Functions for the works of bundled hosts: settings, model, endpoint, resuming, digests of files."""
 
 import functools
 import hashlib

@@ -298,24 +298,6 @@ def test_the_second_ctrl_c_cancels_and_what_was_cancelled_is_played_again(tmp_pa
     assert (finished.tally.done, len(engine.jobs)) == (3, 3)
 
 
-def test_a_first_ctrl_c_after_two_stops_does_not_end_the_run_at_once(tmp_path: Path) -> None:
-    looks = iter(range(6))
-
-    def watch(tally: Tally, running: dict[str, float]) -> None:
-        look = next(looks, None)
-        assert look is not None, "the run goes on"
-        if look < 2:
-            stop(tmp_path)
-        elif look < 5:
-            signal.raise_signal(signal.SIGINT)
-
-    engine = StuckEngine(lambda job, tries: None)
-    driver = Driver(FleetFolder(tmp_path), plan([{"n": 1}]), engine, watch)
-    with pytest.raises(KeyboardInterrupt):
-        driver.run()
-    assert next(looks) == 5, "the third Ctrl-C has ended it"
-
-
 class StuckEngine(TellingEngine):
     """An engine that reports no end of a job that it has cancelled."""
 
@@ -323,19 +305,23 @@ class StuckEngine(TellingEngine):
         pass
 
 
-def test_a_third_ctrl_c_ends_the_run_even_if_no_job_ends(tmp_path: Path) -> None:
-    looks = iter(range(6))
+@pytest.mark.parametrize("stops", [0, 2])
+def test_the_third_ctrl_c_ends_the_run_even_if_no_job_ends(tmp_path: Path, stops: int) -> None:
+    looks = iter(range(9))
 
     def watch(tally: Tally, running: dict[str, float]) -> None:
         look = next(looks, None)
         assert look is not None, "the run goes on"
-        if look < 3:
+        if look < stops:
+            stop(tmp_path)
+        elif look < stops + 3:
             signal.raise_signal(signal.SIGINT)
 
     engine = StuckEngine(lambda job, tries: None)
     driver = Driver(FleetFolder(tmp_path), plan([{"n": 1}]), engine, watch)
     with pytest.raises(KeyboardInterrupt):
         driver.run()
+    assert next(looks) == stops + 3, "the third Ctrl-C has ended it"
 
 
 class StrickenEngine(TellingEngine):
