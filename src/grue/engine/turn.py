@@ -520,11 +520,8 @@ class HostTurn(Generic[T]):
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
         """Run the turn. Raises `TurnPostponed`, or as `Runner.run_turn` does; cancellation ends the turn."""
         wiring, start = self._settings.wiring, partial(self._memory.start, self._request.turn)
-        under_way = wiring.under_way
-        with _inside_turn(wiring), under_way.in_use() if self.place is None else contextlib.nullcontext():
-            number = under_way.number(start, self.place)
-            with under_way.running(number):
-                return await self._run(number, resources)
+        with _inside_turn(wiring), wiring.under_way.beginning(start, self.place) as number:
+            return await self._run(number, resources)
 
     async def _run(self, number: int, resources: TurnResources) -> TurnOutcome[T]:
         settings, memory, request = self._settings, self._memory, self._request

@@ -50,8 +50,8 @@ class TurnsUnderWay:
     """The turns of a runner that are running, and their numbers. Thread-safe.
 
     In a trace, a running turn looks like one whose process was killed. `require_ended` keeps a process from
-    resuming a turn that it is running itself. `number` gives different numbers to turns that run at the same
-    time, because a trace tells the messages of its turns apart by the number.
+    resuming a turn that it is running itself. `beginning` gives turns that run at the same time different
+    numbers, because a trace tells the messages of its turns apart by the number.
     """
 
     def __init__(self) -> None:
@@ -71,29 +71,40 @@ class TurnsUnderWay:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Count a batch, or a turn that is in no batch, within the block."""
+        """Count a batch within the block."""
         with self._lock:
-            self._users += 1
-            self._shared = self._shared or self._users > 1
+            self._use(1)
         try:
             yield
         finally:
             with self._lock:
-                self._users = max(0, self._users - 1)  # a forked child begins with 0
-                self._shared = self._shared and self._users > 0
+                self._use(-1)
 
-    def number(self, start: Callable[[int], int], place: int | None) -> int:
-        """Return the number of a turn that begins.
+    def _use(self, users: int) -> None:
+        self._users = max(0, self._users + users)  # a forked child begins with 0
+        self._shared = self._users > 1 or (self._shared and self._users > 0)
+
+    @contextlib.contextmanager
+    def beginning(self, start: Callable[[int], int], place: int | None) -> Iterator[int]:
+        """Yield the number of a turn that begins, and count the turn as running within the block.
 
         A turn of a batch has its `place` in the batch as its number, or a higher number if other turns run
         beside the batch. For any other turn, `start` returns the number: the one that the request sets, or
         one above the argument of `start`.
         """
+        users = 1 if place is None else 0
         with self._lock:
+            self._use(users)
             above = self._highest if self._shared else 0
             number = start(above) if place is None else place if place > above else above + 1
             self._highest = max(self._highest, number)
-            return number
+            self._running[number] += 1
+        try:
+            yield number
+        finally:
+            with self._lock:
+                self._running -= Counter([number])  # `-=` also removes numbers whose count is 0
+                self._use(-users)
 
     @contextlib.contextmanager
     def running(self, turn: int) -> Iterator[None]:

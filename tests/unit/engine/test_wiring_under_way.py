@@ -20,7 +20,10 @@ def test_turns_beside_each_other_have_different_numbers() -> None:
     turns = TurnsUnderWay()
 
     def number(place: int | None = None) -> int:
-        return turns.number(lambda above: above + 1, place)
+        with turns.beginning(lambda above: above + 1, place) as begun:
+            with pytest.raises(NothingToResume):
+                turns.require_ended(begun)
+            return begun
 
     with turns.in_use():
         assert [number(place=1), number(place=3), number(place=2)] == [1, 3, 2]
@@ -28,7 +31,10 @@ def test_turns_beside_each_other_have_different_numbers() -> None:
             assert [number(place=1), number(place=4), number(), number(place=9)] == [4, 5, 6, 9]
         assert number(place=5) == 10
     with turns.in_use():
-        assert [number(place=1), number()] == [1, 1]
+        assert [number(place=1), number(), number(place=2)] == [1, 11, 12]
+    assert number() == 1
+    with turns.in_use():
+        assert [number(place=1), number(place=2)] == [1, 2]
 
 
 def test_of_a_turn_that_has_ended_nothing_is_kept() -> None:
