@@ -277,6 +277,8 @@ class PresumedListings:
         at_s: float,
     ) -> m.ToolsPresumed | None:
         """Return the tools to offer before a turn's servers have started; `None`: wait for the servers."""
+        if all(isinstance(self._servers[name], HostTools) for name in command.servers):
+            return None
         waiting = {listing.server for listing in command.when_called}
         on = [
             name

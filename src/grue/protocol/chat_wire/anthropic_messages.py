@@ -260,7 +260,7 @@ class AnthropicMessages(w.WireFormat):
         """Encode a reply's blocks, but only the calls in `reply.tool_calls`. Thoughts alone are not sent."""
         calls = {call.call_id: call for call in reply.tool_calls}
         blocks: list[m.JsonObject] = []
-        for block in map(w.as_object, w.listed(reply.echo.get(_CONTENT)) or _blocks_of(reply)):
+        for block in w.objects(reply.echo.get(_CONTENT)) or _blocks_of(reply):
             if block.get("type") != "tool_use":
                 blocks.append(block)
             elif (call := calls.get(str(block.get("id")))) is not None:  # type: ignore[call-overload]  # NewType
@@ -376,10 +376,10 @@ def _attached(attachment: m.Attachment) -> m.JsonObject:
     return {"type": "document", "source": source, "title": attachment.name}
 
 
-def _blocks_of(reply: w.Reply) -> list[object]:
+def _blocks_of(reply: w.Reply) -> list[m.JsonObject]:
     """Return content blocks for a reply whose `echo` has none, such as one in another format."""
     text = reply.content if reply.content and not reply.content.isspace() else None
-    block: list[object] = [{"type": "text", "text": text}] if text else []
+    block: list[m.JsonObject] = [{"type": "text", "text": text}] if text else []
     return block + [{"type": "tool_use", "id": call.call_id} for call in reply.tool_calls]
 
 
@@ -399,7 +399,7 @@ def _choice(choice: w.Choice) -> object:
 def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
     kept: list[object] = []
     calls: list[m.ToolCall] = []
-    blocks = [w.as_object(block) for block in w.listed(answer["content"])]
+    blocks = w.objects(answer["content"])
     for block in blocks:
         match block.get("type"):  # other blocks are not kept: the endpoint may refuse them in a request
             case "tool_use":

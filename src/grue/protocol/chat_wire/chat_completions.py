@@ -138,8 +138,9 @@ def _read(
         if raw.get("extra_content")
     }
     echo = {key: message[key] for key in _ECHOED if message.get(key)}
-    content, refusal, *thoughts = (w.text_of(message.get(name)) for name in _TEXTS)
-    parts = [w.as_object(part) for part in w.listed(message.get("content"))]
+    content, refusal = w.text_of(message.get("content")), w.text_of(message.get("refusal"))
+    thoughts = (w.text_of(message[name]) for name in _THOUGHTS if name in message)
+    parts = w.objects(message.get("content"))
     refused = "".join(w.as_text(part.get("refusal")) or "" for part in parts)
     return w.Reply(
         content=content or None,
@@ -160,7 +161,7 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     """Return a reply's tokens, if any. An unreadable id drops all ids, an unreadable logprob all logprobs."""
     if not (choice.get("logprobs") or choice.get("token_ids")):
         return None
-    content = [w.as_object(entry) for entry in w.listed(w.as_object(choice.get("logprobs")).get("content"))]
+    content = w.objects(w.as_object(choice.get("logprobs")).get("content"))
     ids: list[object] = w.listed(choice.get("token_ids"))  # from vLLM, if `return_token_ids` is set
     ids = ids or [_token_id(entry) for entry in content]
     values = [entry.get("logprob") for entry in content]
@@ -351,11 +352,9 @@ class ChatAssembler:
 
     def _add_tokens(self, choice: m.JsonObject) -> None:
         ids = w.listed(choice.get("token_ids"))
-        content = w.listed(w.as_object(choice.get("logprobs")).get("content"))
+        content = w.objects(w.as_object(choice.get("logprobs")).get("content"))
         # Leave out the alternatives to each token, which are many times as long.
-        logprobs = [
-            {name: entry[name] for name in _TOKEN if name in entry} for entry in map(w.as_object, content)
-        ]
+        logprobs = [{name: entry[name] for name in _TOKEN if name in entry} for entry in content]
         if ids or logprobs:
             self.held += w.weight([ids, logprobs])
             self._ids += ids

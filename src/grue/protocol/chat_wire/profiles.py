@@ -31,7 +31,7 @@ from grue.errors import MCPError
 from grue.protocol.chat_wire.failures import says
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import WireProfile
-from grue.protocol.chat_wire.wire_format import as_object, listed
+from grue.protocol.chat_wire.wire_format import as_object, objects
 from grue.protocol.json_text import from_json
 
 _BY_HOST = {
@@ -433,7 +433,7 @@ def read_models(body: bytes) -> dict[str, ListedModel] | None:
     if not isinstance(answer.get("data"), list):
         return None
     models: dict[str, ListedModel] = {}
-    for entry in map(as_object, listed(answer["data"])):
+    for entry in objects(answer["data"]):
         inputs = as_object(entry.get("architecture")).get("input_modalities")
         given = (entry.get("supported_parameters"), inputs)
         names = (frozenset(map(str, each)) if isinstance(each, list) else None for each in given)

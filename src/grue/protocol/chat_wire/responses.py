@@ -293,7 +293,7 @@ def _compare(item: m.JsonObject, pieces: list[str], done: m.JsonObject) -> None:
     """Check that an item of the response has the text and the type that earlier events gave it."""
     if "type" in done and not _differs(done, item) and done["type"] != item.get("type"):
         raise server_events.DamagedStream("has an item with another type than the events before it")
-    parts = [w.as_object(part) for part in w.listed(item.get("content"))]
+    parts = w.objects(item.get("content"))
     text = "".join(w.as_text(part.get("text")) or "" for part in parts if part.get("type") == "output_text")
     # Compare without white space at the ends: some endpoints trim the whole text, but not its pieces.
     if pieces and parts and "".join(pieces).strip() != text.strip():
@@ -449,7 +449,7 @@ def _answer(answer: m.AnswerSchema | None, profile: WireProfile) -> m.JsonObject
 
 
 def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
-    items = [w.as_object(item) for item in w.listed(answer["output"])]
+    items = w.objects(answer["output"])
     kept: list[object] = []
     calls: list[m.ToolCall] = []
     for item in items:
@@ -467,7 +467,7 @@ def _read(answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply:
         if again:
             kept.append(again)
     # A reply may have several message items, with reasoning and calls between them.
-    parts = [w.as_object(part) for item in items for part in w.listed(item.get("content"))]
+    parts = [part for item in items for part in w.objects(item.get("content"))]
     finish = _finish(answer, bool(calls))
     # An item may have no `status`. Then only the status of the whole reply shows that the item may be cut.
     if finish == "length" and calls and items[-1].get("type") == "function_call":
@@ -493,7 +493,7 @@ def _again(item: m.JsonObject) -> m.JsonObject:
         case "function_call":
             return said
         case "message":
-            parts = [_without_nulls(w.as_object(part)) for part in w.listed(said.get("content"))]
+            parts = list(map(_without_nulls, w.objects(said.get("content"))))
             parts = [part for part in parts if part.get("type")]
             return {**said, "content": parts} if parts else {}
         case "reasoning" if said.get("encrypted_content") or said.get("content"):

@@ -234,6 +234,11 @@ def as_object(value: object) -> m.JsonObject:
     return value if isinstance(value, dict) else {}
 
 
+def objects(value: object) -> list[m.JsonObject]:
+    """Return the items of a list, with `{}` for an item that is not an object. No list: no items."""
+    return [as_object(item) for item in listed(value)]
+
+
 def as_text(value: object) -> str | None:
     """Return `value` if it is a text, else `None`."""
     return value if isinstance(value, str) else None
