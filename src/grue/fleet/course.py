@@ -16,12 +16,20 @@ from grue.runtime.safe_text import printable
 from grue.tracing.facts import EpisodeEnded
 from grue.tracing.message_words import summarize
 from grue.tracing.reading import open_episode
+from grue.tracing.steps import usage_in
 from grue.tracing.turn_slices import OwnMessages
 
 _MOST_BYTES = 512 * 2**20
 _MOST_TEXT = 500
 _MOST_ANSWER = 2**20
-_PAID = ("RunTurn", "RequestCompletion", "CompletionReceived", "CompletionFailed")
+_PAID = (
+    "RunTurn",
+    "RequestCompletion",
+    "CompletionReceived",
+    "CompletionFailed",
+    "ReplyDropped",
+    "ServerSampled",
+)
 
 
 class Course(Struct, kw_only=True, omit_defaults=True):
@@ -109,18 +117,23 @@ def last_failure(trace: Path) -> m.TurnFailed | None:
 
 
 def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
-    """Return the requests, tokens and cost in a trace, up to any damage. An unknown cost counts as 0."""
-    spent, model = Amount(), ""
+    """Return the requests, tokens and cost in a trace, up to any damage. An unknown cost counts as 0.
+
+    The estimated tokens of cancelled requests are included. What a fork repeats is not.
+    """
+    spent, model, sampled = Amount(), "", list[m.Usage]()
     with contextlib.suppress(TraceError, OSError):
         for line in open_episode(trace).lines():
-            match line.envelope().body if line.tag in _PAID and not line.line.copied else None:
-                case m.RunTurn(asks=asks) if asks is not None:
-                    model = asks.model
+            if line.tag not in _PAID or line.line.copied:
+                continue
+            match (envelope := line.envelope()).body:
+                case m.RunTurn(asks=asks):
+                    model = model if asks is None else asks.model
                 case m.RequestCompletion():
                     spent += Amount(1)
-                case m.CompletionReceived(usage=usage) | m.CompletionFailed(usage=usage):
-                    money = with_cost(usage, None, price_of(prices, model)).cost_usd
-                    spent += Amount(0, usage.input_tokens + usage.output_tokens, money or 0.0)
+                case _:
+                    usage = with_cost(usage_in(envelope, sampled), None, price_of(prices, model))
+                    spent += Amount(0, usage.input_tokens + usage.output_tokens, usage.cost_usd or 0.0)
     return spent
 
 

@@ -169,7 +169,7 @@ def _children(value: object) -> Iterable[object]:
     return value if isinstance(value, list | tuple) else ()
 
 
-_MAX_INT_BITS = 14_000  # of an integer in decimal: Python refuses to write more than 4,300 digits
+_MAX_INT_BITS = 14_000  # more are written in hexadecimal: Python writes no more than 4,300 decimal digits
 _TOO_DEEP = "[nested too deeply]"
 
 

@@ -285,7 +285,10 @@ def _state_of_system() -> tuple[tuple[int, int], ...]:
 
 @functools.cache
 def _system_folders() -> tuple[str, ...]:
-    """Return the folders of the settings files that every box opens, and of the files to which they link."""
+    """Return the folders of the settings files that every box opens, and of the files to which they link.
+
+    Files in `_opened_trees` are left out.
+    """
     named = [f"/etc/{name}" for name in _SETTINGS.split()]
     paths = [*named, *(path for path in map(real_path, named) if not path.startswith(_opened_trees()))]
     return tuple(dict.fromkeys(map(os.path.dirname, paths)))

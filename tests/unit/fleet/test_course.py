@@ -8,7 +8,9 @@ from viewer_traces import EpisodeTape
 
 from grue import messages as m
 from grue.errors import TraceError
-from grue.fleet.course import Course, read_course, read_said
+from grue.fleet.broker import Amount
+from grue.fleet.course import Course, read_course, read_said, read_spent
+from grue.protocol.turn.prices import Price
 from grue.tracing.overview import Overview
 from grue.tracing.reading import read_episode
 
@@ -37,6 +39,30 @@ def test_the_last_thing_that_went_wrong_is_named_with_its_message(trace: Path) -
 
 def test_the_last_question_and_its_answer_are_read(trace: Path) -> None:
     assert read_said(trace) == ("And then?", "down")
+
+
+def test_the_estimated_tokens_of_cancelled_requests_count_as_spent(tmp_path: Path) -> None:
+    asks = m.ModelAsked(model="big")
+    paid = m.Usage(input_tokens=10, output_tokens=1)
+    with EpisodeTape(tmp_path / "trace.jsonl") as tape:
+        tape.say(m.RunTurn(turn=1, system="", user="Go.", asks=asks), "host agent")
+        for number in (1, 2):
+            request = m.RequestCompletion(
+                conversation=m.ConversationId("t"), request=number, new=(), mode=m.OfferTools()
+            )
+            tape.say(request, "agent llm")
+        tape.say(m.ReplyDropped(request=1, usage=paid), "llm agent")
+        tape.say(
+            m.CompletionReceived(request=2, content="yes", finish_reason="stop", usage=paid), "llm agent"
+        )
+        tape.say(
+            m.CompletionReceived(request=1, content="a", finish_reason="stop", usage=paid),
+            "llm-sampling agent",
+        )
+        tape.say(m.ServerSampled(server=m.ServerName("mind"), usage=paid), "sampling agent")  # repeats it
+        tape.say(m.ServerSampled(server=m.ServerName("mind"), usage=paid), "sampling agent")  # was cancelled
+    spent = read_spent(tmp_path / "trace.jsonl", {"big": Price(input=1e6, output=0)})
+    assert spent == Amount(2, 44, 40.0)
 
 
 def test_what_comes_before_the_damage_counts(trace: Path) -> None:

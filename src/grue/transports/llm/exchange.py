@@ -335,7 +335,7 @@ class HttpReply:
             if _H11(self._response).trailing_data[0]:
                 return False
         except AttributeError:
-            # `_H11` reads private attributes of httpx. With a version of httpx that lacks them, connections
+            # `_H11` reads private attributes of httpx and httpcore. With versions that lack them, connections
             # are closed and not reused, and `test_exchange_connections.py` fails.
             return False
         if self._received < _MAY_HIDE_BYTES and stream.get_extra_info("ssl_object") is None:
