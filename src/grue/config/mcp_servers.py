@@ -216,7 +216,11 @@ class MCPServerConfig(pydantic.BaseModel):
     def warnings(self) -> tuple[str, ...]:
         """A sentence for each key of the entry that has no effect, or perhaps an unintended effect."""
         kind, without_effect = ("url", _ONLY_STARTED) if self.url is not None else ("command", _ONLY_BY_URL)
-        found = [f"grue does not use the key {key!r}." for key in self._unused_keys]
+        known = type(self).model_fields
+        found = [
+            f"grue does not use the key {key!r}.{'' if key in _UNUSED_KEYS else did_you_mean(key, known)}"
+            for key in self._unused_keys
+        ]
         found += [
             f"{key!r} has no effect on a server with a {kind!r}."
             for key in without_effect
@@ -240,7 +244,8 @@ class MCPServerConfig(pydantic.BaseModel):
             if key in URL_KEYS_OF_OTHERS and not {"url", "command"} & values.keys():
                 copies = "`grue init --from FILE` copies its servers"
                 raise ValueError(f"has {key!r} for its 'url', as another host's file: {copies}")
-            likely = nearest(key, cls.model_fields, similarity=_MISSPELT_FROM)
+            swapped = (each for each in cls.model_fields if sorted(each) == sorted(key))
+            likely = next(swapped, nearest(key, cls.model_fields, similarity=_MISSPELT_FROM))
             if likely is not None and key not in _HARMLESS_KEYS | _UNUSED_KEYS:
                 raise ValueError(f"has the unknown key {key!r}. Did you mean {likely!r}?")
         config = check(values)

@@ -241,6 +241,7 @@ def test_the_line_of_a_fault_is_known(tmp_path: Path, text: str, line: int) -> N
         (SERVER | {"inheritEnv": "safe"}, "has the unknown key 'inheritEnv'. Did you mean 'inherit_env'?"),
         (SERVER | {"arg": ["hunter2"]}, "has the unknown key 'arg'. Did you mean 'args'?"),
         (SERVER | {"Env": {"K": "hunter2"}}, "has the unknown key 'Env'. Did you mean 'env'?"),
+        (SERVER | {"evn": {"K": "hunter2"}}, "has the unknown key 'evn'. Did you mean 'env'?"),
         ({"comand": "hunter2"}, "has the unknown key 'comand'. Did you mean 'command'?"),
         ({"httpUrl": "hunter2"}, "has 'httpUrl' for its 'url'"),
         ({"serverUrl": "hunter2"}, "`grue init --from FILE` copies its servers"),
@@ -285,6 +286,14 @@ def test_keys_of_other_hosts_are_tolerated_and_those_without_effect_are_named(tm
     config = loaded(tmp_path, {"a": SERVER | harmless | unused, "off": {"disabled": True, "oauth": {}}})
     assert config.warnings == tuple(f"MCP server 'a': grue does not use the key {key!r}." for key in unused)
     assert config.get_server_config()[1].command == "run"
+
+
+def test_the_warning_of_an_unknown_key_names_a_similar_one(tmp_path: Path) -> None:
+    config = loaded(tmp_path, {"a": SERVER | {"emv": {"K": "hunter2"}, "color": "red"}})
+    assert config.warnings == (
+        "MCP server 'a': grue does not use the key 'emv'. Did you mean 'env'?",
+        "MCP server 'a': grue does not use the key 'color'.",
+    )
 
 
 def test_every_text_of_a_server_is_expanded_when_it_is_taken(tmp_path: Path) -> None:
