@@ -317,25 +317,11 @@ class Gate:
 
     def _proxy(self, client: socket.socket) -> None:
         head, rest = _read_head(client)
-        line, _, headers = head.partition(b"\r\n")
-        method, _, target = line.decode("latin-1").partition(" ")
-        target, _, version = target.rpartition(" ")
-        if method == "CONNECT":
-            host, _, number = target.rpartition(":")
-            host, port = host.strip("[]"), int(number)
-            first = rest
-        else:
-            url = urlsplit(target)
-            host, port = url.hostname or "", url.port or 80
-            path = target.partition("://")[2][len(url.netloc) :]
-            if url.scheme != "http" or not host:
-                _say(client, 400, "This proxy serves CONNECT and http:// only.")
-                return
-            path = path if path.startswith("/") else f"/{path}"
-            # Replace the client's `Host` header, so that it names the host that is checked.
-            named = f"{method} {path} {version}\r\nHost: {url.netloc.rpartition('@')[2]}\r\n"
-            first = named.encode("latin-1")
-            first += _without_proxy_headers(headers) + b"Connection: close\r\n\r\n" + rest
+        try:
+            connects, host, port, first = _read_request(head, rest)
+        except ValueError:
+            _say(client, 400, "This proxy serves CONNECT HOST:PORT and http:// only.")
+            return
         remote = self._reach(client, host, port)
         if remote is None:
             return
@@ -345,7 +331,7 @@ class Gate:
                     return
                 self._open.add(remote)
             try:
-                if method == "CONNECT":
+                if connects:
                     client.sendall(b"HTTP/1.1 200 Connected\r\n\r\n")
                 remote.sendall(first)
                 _relay(client, remote)
@@ -515,6 +501,30 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
     client.settimeout(None)
     head, _, rest = found.partition(b"\r\n\r\n")
     return head, rest
+
+
+def _read_request(head: bytes, rest: bytes) -> tuple[bool, str, int, bytes]:
+    """Return whether it is a `CONNECT`, its host and port, and what to send there; may raise `ValueError`."""
+    line, _, headers = head.partition(b"\r\n")
+    method, _, target = line.decode("latin-1").partition(" ")
+    target, _, version = target.rpartition(" ")
+    if method == "CONNECT":
+        host, _, number = target.rpartition(":")
+        host, port, first = host.strip("[]"), int(number), rest
+    else:
+        url = urlsplit(target)
+        host, port = url.hostname or "", url.port or 80
+        path = target.partition("://")[2][len(url.netloc) :]
+        path = path if path.startswith("/") else f"/{path}"
+        # Replace the client's `Host` header, so that it names the host that is checked.
+        named = f"{method} {path} {version}\r\nHost: {url.netloc.rpartition('@')[2]}\r\n"
+        first = named.encode("latin-1")
+        first += _without_proxy_headers(headers) + b"Connection: close\r\n\r\n" + rest
+        if url.scheme != "http":
+            raise ValueError(target)
+    if not host or not 0 < port < 2**16:
+        raise ValueError(target)
+    return method == "CONNECT", host, port, first
 
 
 def _without_proxy_headers(headers: bytes) -> bytes:
