@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import pydoc
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,27 @@ def test_help_of_each_method_fits_a_screen_as_python_prints_it() -> None:
     }
     assert len(printed) > 100
     assert {method: lines for method, lines in printed.items() if lines > SCREEN} == {}
+
+
+def _undescribed(name: str, documented: object, called: Callable[..., object]) -> list[str]:
+    described = (inspect.getdoc(documented) or "").partition("\nArgs:\n")[2]
+    given = [each for each in inspect.signature(called).parameters if each != "self"] if described else []
+    return [f"{name}: {each}" for each in given if not re.search(rf"^ .*\b{each}\b", described, re.MULTILINE)]
+
+
+def test_help_that_describes_arguments_describes_each_of_them() -> None:
+    found: list[str] = []
+    for module, name in NAMES:
+        value = getattr(importlib.import_module(module), name)
+        if inspect.isfunction(value):
+            found += _undescribed(name, value, value)
+        elif inspect.isclass(value):
+            if inspect.isfunction(value.__init__):
+                found += _undescribed(name, value, value.__init__)
+            for method, each in inspect.getmembers(value, inspect.isfunction):
+                if not method.startswith("_"):
+                    found += _undescribed(f"{name}.{method}", each, each)
+    assert found == []
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ class Mailbox(Generic[M]):
 
     Args:
         name: The owner's name, which is the receiver in every envelope of this mailbox.
+        tap: Records each message as it enters the mailbox, as `Recorder.record` does.
         bound: How many messages the mailbox holds before a sender has to wait; at least 1.
 
     Raises:

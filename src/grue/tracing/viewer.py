@@ -58,6 +58,7 @@ class TracePage:
 
     Args:
         trace: The trace file, or the run folder that holds it, as in `Runner.trace`.
+        height_px: Height of the frame in pixels.
 
     Raises:
         MCPConfigError: `trace` is not a path, or is `None`, because the runner was made without `trace=`.

@@ -223,6 +223,7 @@ class TraceWriter(Closing):
     Args:
         episode: Id of the episode, for the file's first line.
         started_at: Seconds since the epoch; `None`: now. Ignored with `resume`.
+        options: How the file is written; `None`: `TraceOptions()`.
         resume: Continue an existing file. An incomplete last line is removed, or completed if it lacks only
             its newline.
 

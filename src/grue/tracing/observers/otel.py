@@ -63,6 +63,7 @@ class OtelObserver(Outbox):
             sent in any case. The episode's title is left out only with `False`, and only if it quotes the
             task, as in the skill agent.
         session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
+        agent_name: The agent's name: the span of each of its turns is called `invoke_agent NAME`.
         agent_description: What the agent does, in a sentence.
         agent_version: The agent's version, to tell the spans of two versions apart.
         warn: Called with the warning, from any thread; `None`: the warning goes to the logger `grue`.

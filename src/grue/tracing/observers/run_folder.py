@@ -42,8 +42,10 @@ class RunFolder(Closing):
     Args:
         path: The run folder. Without `resume`, it is made, with its parents, if it is missing.
         recorder: Its messages are written from now on.
+        episode_id: The episode's id.
         resume: `True`: continue the files of an interrupted episode. The recorder must not have recorded
             anything yet; its message numbers and its time continue those in the trace.
+        options: How the trace is written; its `version` is replaced by grue's. `None`: `TraceOptions()`.
 
     Raises:
         MCPConfigError: `path` cannot be a path.
