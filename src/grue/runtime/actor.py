@@ -355,7 +355,7 @@ class Supervisor:
                 # error (in `_end`); or a scope outside the task group was cancelled.
                 cut_short = cancelled
         elif host_failed:
-            self.fail("host", exc_val)
+            self.fail("host", single(exc_val))
         left_by = exc_val or cut_short
         suppressed = await self._end(None if host_failed else left_by)
         if self._crash is not None and (

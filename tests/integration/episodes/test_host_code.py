@@ -47,6 +47,8 @@ CRASHES: dict[str, BaseException] = {
     "MemoryError": MemoryError(),
     "RecursionError": RecursionError(),
 }
+# Python raises a RuntimeError in place of this one if it leaves a coroutine.
+STOPPED = StopIteration("next() of an empty iterator")
 # Text that a model made up can lead to these in a check that is sound: they refuse the answer.
 UNREADABLE = ("MemoryError", "RecursionError")
 
@@ -153,11 +155,11 @@ def test_an_observer_that_fails_at_the_first_message_is_one_as_at_any_other(
 
 
 @pytest.mark.parametrize("way", first_of(WAYS))
-@pytest.mark.parametrize("kind", CRASHES)
+@pytest.mark.parametrize("kind", [*CRASHES, "StopIteration"])
 def test_everything_else_is_a_crash_with_its_cause(
     model: WordedModel, mode: Mode, kind: str, way: Callable[..., Any]
 ) -> None:
-    error = CRASHES[kind]
+    error = CRASHES.get(kind, STOPPED)
     for name, make in CALLBACKS.items():
         if name == "check" and kind in UNREADABLE:
             continue
@@ -168,6 +170,7 @@ def test_everything_else_is_a_crash_with_its_cause(
             with pytest.raises(ActorCrashed) as crash:
                 way(runner, ask(**request))
         assert crash.value.__cause__ is error, name
+        assert "Your own code raised it, in " in str(crash.value)
         assert any(isinstance(note, ActorFailed) for note in notes)
 
 
@@ -235,6 +238,13 @@ def test_a_crash_says_which_code_of_the_host_raised(
     assert isinstance(crash.value.__cause__, LookupError)
     assert "else report it" not in str(crash.value)
     assert notes[0].error == f"LookupError: boom (in {whose})"
+
+
+def test_the_only_member_of_a_group_is_as_much_the_hosts_as_the_group(model: WordedModel) -> None:
+    error = ExceptionGroup("g", [LookupError("boom")])
+    with model.runner("turn") as runner, pytest.raises(ActorCrashed) as crash:
+        runner.run_turn(ask(answer=AnswerSpec(raising(error))))
+    assert "Your own code raised it, in the check of the answer." in str(crash.value)
 
 
 @pytest.mark.parametrize("keep", ["nothing", "loop", "sessions"])

@@ -49,6 +49,8 @@ def calling(called: object, what: str) -> Iterator[None]:
 
 def raised_by(error: BaseException) -> str:
     """Return whose code has raised an exception, as `blame` has recorded it; empty: nothing was recorded."""
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+        error = error.__cause__  # Python raises a RuntimeError if a StopIteration leaves a coroutine
     whose = getattr(error, "_raised_by", "")
     return whose if isinstance(whose, str) else ""
 
@@ -82,14 +84,18 @@ def single(error: BaseException) -> BaseException:
     Of any other group, return a `KeyboardInterrupt` or `SystemExit` if it has one, else its first member.
     """
     while True:
+        whose = raised_by(error)
         match error:
             case HostCodeFailed():
                 error = error.error
+            case RuntimeError(__cause__=StopIteration() as stopped) if whose:
+                error = stopped
             case BaseExceptionGroup():
                 leaving = error.subgroup((KeyboardInterrupt, SystemExit)) or error
                 if len(leaving.exceptions) > 1 and isinstance(leaving, Exception):
                     return error
                 error = leaving.exceptions[0]
+                blame(error, whose)
             case _:
                 return error
 
