@@ -127,6 +127,8 @@ def others(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDecision]:
         pytest.param([LOOK, "x"], {"tool_policy": ASKED}, id="denied"),
         pytest.param([tool_calls_reply(("shop.sell", {})), "x"], {}, id="unknown tool"),
         pytest.param([tool_calls_reply(("shop.look", "{at")), "x"], {}, id="no JSON"),
+        pytest.param([tool_calls_reply(("shop.look", {"at": 3})), LOOK, "x"], {}, id="wrong type"),
+        pytest.param([text_reply(""), "x"], {}, id="forced without a call"),
         pytest.param(
             [tool_calls_reply((f"shop.{LONG}_1", {}), (f"shop.{LONG}_2", {})), "x"], {}, id="long names"
         ),
@@ -176,6 +178,24 @@ def test_arguments_that_no_function_can_have_are_given_to_the_stand_in(
         runner(server, "chat_completions", trace, servers={"shop": shop}) as each,
     ):
         assert each.run_turn(TurnRequest(user="Look.")).tool_calls[0].result.content == "dust"
+    assert to_test(trace, None, (), path), path.read_text()
+
+
+@pytest.mark.parametrize("arguments", [{}, {"at": "lamp"}])
+def test_a_server_that_takes_more_than_it_lists_does_so_in_the_test(
+    tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    shop = FakeToolServer("shop")
+    shop.answers("look", "dust", schema={"type": "object", "properties": {"of": {}}, "required": ["of"]})
+    more = FunctionTools({}, catch_all=lambda name, arguments: [name, arguments])
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    calls = tool_calls_reply(("shop.look", arguments), ("more.sell", arguments))
+    with (
+        ScriptedLlmServer([calls, "x"]) as server,
+        runner(server, "chat_completions", trace, servers={"shop": shop, "more": more}) as each,
+    ):
+        outcome = each.run_turn(TurnRequest(user="Look."))
+    assert [call.settlement for call in outcome.tool_calls] == ["returned", "returned"]
     assert to_test(trace, None, (), path), path.read_text()
 
 

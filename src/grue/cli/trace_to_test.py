@@ -30,6 +30,8 @@ from grue.policies import ApprovalDecision, FailurePolicy, ToolPolicy, TurnLimit
 from grue.protocol.context.history import items_of
 from grue.protocol.tool_loop import AGENT
 from grue.protocol.tools.built_in import CALL_TOOL, find_tools
+from grue.protocol.tools.calls import unlisted_tool
+from grue.protocol.tools.names import split_known
 from grue.runtime.files import os_errors_as, write_whole
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
@@ -187,7 +189,10 @@ def _lines(
     yield from ("", *_ABOUT, '"""', "")
     if "Path" in used:
         yield "from pathlib import Path"
-    yield from ("from typing import Any", "")
+    yield "from typing import Any"
+    if "ANY" in used:
+        yield "from unittest.mock import ANY"
+    yield ""
     if "pytest" in used:
         yield from ("import pytest", "")
     for module in sorted({module for module, _ in places}):
@@ -218,7 +223,7 @@ _PACKAGES = (grue, errors, m, decisions, llm_server)
 _OWN = re.findall(
     r"\w+",
     "SYSTEM USER REPLIES HISTORY APPROVED CHANGED ANSWERS REFUSED RECORDED MADE recorded recorded_answer"
-    " servers scripted_llm llm request runner outcome cut tool Any Path pytest",
+    " servers scripted_llm llm request runner outcome cut tool Any ANY Path pytest",
 )
 
 
@@ -265,8 +270,7 @@ def _body(run: RecordedRun, named: dict[str, str], spec: str, path: Path) -> Ite
     if answer and not spec:
         yield from _readings(run)
     yield from _servers(run, named)
-    stood_in = any(server not in named for server in run.begun.servers)
-    yield from _test(run, _end(run), path, answer, history=bool(history), stood_in=stood_in)
+    yield from _test(run, _end(run), path, answer, history=bool(history), named=named)
 
 
 def _recorded_spec(run: RecordedRun) -> str:
@@ -343,17 +347,19 @@ def _replies(run: RecordedRun) -> Iterator[str]:
 
 
 def _servers(run: RecordedRun, named: dict[str, str]) -> Iterator[str]:
-    calls = _calls(run)
+    end, calls = _end(run), _calls(run)
     listed = [each for each in _listed(run) if each.server not in named]
     tools = [each for each in listed if any(call.name == each.name for call in calls)]
-    if calls and not tools and not named:
-        tools = listed[:1]  # offer one: a turn without tools skips every call
+    forced = isinstance(end, m.TurnCompleted) and end.kind == "forced"
+    if (calls or forced) and not tools and not named:
+        # Offer one: a turn without tools skips every call, and a reply without content does not force it.
+        tools = listed[:1]
     by_function = [each for each in tools if not _takes_more(each, calls)]
     functions = _functions(tools)
     if tools:
         yield "RECORDED: list[tuple[str, Any, Any]] = ["
         for call in calls:
-            if call.name in functions and call.settlement == "returned":
+            if call.name in functions and (call.settlement == "returned" or _was_misfit(call)):
                 error = f"RuntimeError({call.result.error_message!r})" if call.result.is_error else ""
                 result = error or _literal(call.result.content)
                 yield f"    ({call.name!r}, {_literal(_sent(call))}, {result}),"
@@ -399,6 +405,11 @@ _RECORDED = (
 )
 
 
+def _was_misfit(call: m.ToolCallRecord) -> bool:
+    """Return whether a call of a listed tool was rejected. The stand-in may take it, and then fails."""
+    return call.settlement == "rejected" and isinstance(_given(call), dict)
+
+
 def _given(call: m.ToolCallRecord) -> object:
     return arguments_of(call) if call.changed_arguments is None else call.changed_arguments
 
@@ -420,13 +431,20 @@ def _parameters(tool: m.ToolDefinition) -> list[str]:
 def _takes_more(tool: m.ToolDefinition, calls: Sequence[m.ToolCallRecord]) -> bool:
     """Return whether a call that returned has an argument for which `_parameters` has no parameter."""
     names = {*_parameters(tool)}
-    returned = [_given(each) for each in calls if each.name == tool.name and each.settlement == "returned"]
-    return any(isinstance(given, dict) and not names.issuperset(given) for given in returned)
+    return any(not names.issuperset(given) for given in _returned(tool, calls))
+
+
+def _returned(tool: m.ToolDefinition, calls: Sequence[m.ToolCallRecord]) -> list[dict[str, object]]:
+    returned = (_given(each) for each in calls if each.name == tool.name and each.settlement == "returned")
+    return [given for given in returned if isinstance(given, dict)]
 
 
 def _stand_in(tool: m.ToolDefinition, function: str, run: RecordedRun) -> Iterator[str]:
     names = _parameters(tool)
-    required: Any = tool.input_schema.get("required") or []
+    wanted: Any = tool.input_schema.get("required") or []
+    # A server need not check what its schema requires.
+    given = _returned(tool, _calls(run))
+    required = [name for name in wanted if all(name in each for each in given)]
     ordered = sorted(names, key=lambda name: name not in required)
     parameters = ", ".join(f"{name}: Any" + ("" if name in required else " = None") for name in ordered)
     passed = "".join(f", {name}={name}" for name in ordered)
@@ -461,9 +479,17 @@ def _decided(run: RecordedRun) -> Iterator[ApprovalDecision]:
 
 
 def _test(
-    run: RecordedRun, end: m.TurnEnd | None, path: Path, answer: str, *, history: bool, stood_in: bool
+    run: RecordedRun,
+    end: m.TurnEnd | None,
+    path: Path,
+    answer: str,
+    *,
+    history: bool,
+    named: Collection[str],
 ) -> Iterator[str]:
     begun = run.begun
+    stood_in = any(server not in named for server in begun.servers)
+    stand_ins = {each.name for each in _listed(run) if each.server not in named}
     yield from ("", "", f"def test_turn_{begun.turn}(scripted_llm: Any) -> None:")
     yield "    llm = scripted_llm(REPLIES).settings"
     yield "    request: Any = TurnRequest(\n        user=USER,\n        system=SYSTEM,"
@@ -485,7 +511,10 @@ def _test(
         yield "    with runner:\n        outcome = runner.run_turn(request)"
         yield "    assert_calls(\n        outcome,"
         for call in end.tool_calls:
-            yield f"        {_called(call, asserted=not stood_in or call.name != _FIND_TOOLS)},"
+            shown = _called(
+                call, asserted=not stood_in or call.name != _FIND_TOOLS, by_stand_in=call.name in stand_ins
+            )
+            yield f"        {shown},"
         yield "    )"
         fallback = ", fallback=True" if end.kind == "fallback" else ""
         yield f"    assert_answer(outcome, {_literal(end.answer)}{fallback})"
@@ -541,9 +570,11 @@ def _has_searched(run: RecordedRun) -> bool:
     return any(call.name in (_FIND_TOOLS, CALL_TOOL.name) for reply in replies for call in reply.tool_calls)
 
 
-def _called(call: m.ToolCallRecord, *, asserted: bool) -> str:
+def _called(call: m.ToolCallRecord, *, asserted: bool, by_stand_in: bool) -> str:
     parts = [repr(call.name), _literal(arguments_of(call))]
-    if call.settlement != "returned":
+    if by_stand_in and _was_misfit(call):
+        parts.append("settlement=ANY")
+    elif call.settlement != "returned":
         parts.append(f"settlement={call.settlement!r}")
     elif asserted and not call.result.is_error and len(_literal(call.result.content)) <= _SHORT:
         parts.append(f"result={_literal(call.result.content)}")
@@ -565,6 +596,10 @@ def _listed(run: RecordedRun) -> list[m.ToolDefinition]:
     for envelope in run.envelopes:
         if isinstance(envelope.body, m.SessionOpened | m.ToolsChanged):
             listed |= {tool.name: tool for tool in envelope.body.tools}
+    for call in _calls(run):  # the server may take calls of tools that it does not list
+        found = split_known(call.name, run.begun.servers) if call.settlement == "returned" else None
+        if found is not None:
+            listed.setdefault(call.name, unlisted_tool(m.ServerName(found[0]), found[1]))
     return [tool for server in run.begun.servers for tool in listed.values() if tool.server == server]
 
 
