@@ -26,7 +26,8 @@ from grue.tool_sessions import connection as connections
 from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing, ToolConnection
 from grue.tool_sessions.failures import ServerFailed
 
-_PREWARM_DELAY_S = 0.005  # starting a process blocks Python: let the host get its turn's result first
+# Starting and ending processes blocks Python for some milliseconds: let the host get its turn's result first.
+_HOST_FIRST_S = 0.005
 
 Room: TypeAlias = Callable[["PooledConnection"], Awaitable[None]]  # waits until a process may start
 
@@ -44,7 +45,7 @@ class PooledConnection:
         self.listing: Listing | None = None  # the latest listing; `None`: the connection has not opened
         self.failed: Exception | None = None  # why it did not open, or what crashed the owner task
         self.opened = anyio.Event()  # set when opening has succeeded, has failed or was given up
-        self.wanted = anyio.Event()  # set when somebody waits: ends the delay before a prewarm
+        self.wanted = anyio.Event()  # set when somebody waits: ends the delay before opening or closing
         self.gone = anyio.Event()  # set when the connection is closed, and none of its processes is alive
         self.alone = anyio.Lock()  # held during a batch of calls, because a kept session is shared
         self._released = anyio.Event()
@@ -69,6 +70,7 @@ class PooledConnection:
 
     def release(self) -> None:
         """Let the owner task close the connection, or stop opening it if it is not open yet."""
+        self.wanted = anyio.Event()
         self._released.set()
         if not self.opened.is_set():
             self._opening.cancel()
@@ -93,8 +95,7 @@ class PooledConnection:
 
     async def _hold_open(self) -> None:
         if not self.turn:
-            with anyio.move_on_after(_PREWARM_DELAY_S):
-                await self.wanted.wait()
+            await self._after_host()
         await self._room(self)
         begun = anyio.current_time()
         try:
@@ -107,11 +108,16 @@ class PooledConnection:
                     self._record(m.SessionPrewarmed(server=self.server, pid=self._pid, elapsed_s=elapsed_s))
                 try:
                     await self._released.wait()
-                finally:  # the end of the episode cancels the wait
+                    await self._after_host()
+                finally:  # the end of the episode cancels the waits
                     begun = anyio.current_time()
         finally:
             if self.listing is not None:
                 self._record_end(anyio.current_time() - begun)
+
+    async def _after_host(self) -> None:
+        with anyio.move_on_after(_HOST_FIRST_S):
+            await self.wanted.wait()
 
     def _record_end(self, elapsed_s: float) -> None:
         left = self.connection.status
@@ -256,6 +262,8 @@ class SessionPool:
     async def wait_closed(self) -> None:
         """Wait until every connection passed to `leave` is closed, and none of its processes is alive."""
         while self._leaving:
+            for owned in self._leaving:
+                owned.wanted.set()
             await self._leaving[-1].gone.wait()
             self._forget_gone()
 

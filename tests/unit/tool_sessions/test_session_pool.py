@@ -110,13 +110,29 @@ async def test_a_turn_that_finds_nothing_prepared_opens_its_own_and_nobody_calls
 async def test_the_host_has_its_decision_first_unless_the_next_turn_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(session_pool, "_PREWARM_DELAY_S", 60.0)
+    monkeypatch.setattr(session_pool, "_HOST_FIRST_S", 60.0)
     bench = Bench(ScriptedServer("ok"))
     async with bench.episode():
         bench.prepare(at_once=False)
         await anyio.wait_all_tasks_blocked()
         assert bench.server.log == []
         await bench.turn("look")
+    assert bench.server.log == ["enter", "open", "call look", "leave"]
+
+
+async def test_a_used_server_ends_when_the_host_has_its_decision_or_somebody_waits_for_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_pool, "_HOST_FIRST_S", 60.0)
+    bench = Bench(ScriptedServer("ok"))
+    async with bench.episode() as pool:
+        bench.prepare()
+        await bench.turn("look")
+        await anyio.wait_all_tasks_blocked()
+        assert bench.server.log == ["enter", "open", "call look"]
+        before = anyio.current_time()
+        await pool.wait_closed()
+        assert anyio.current_time() - before < 1
     assert bench.server.log == ["enter", "open", "call look", "leave"]
 
 
