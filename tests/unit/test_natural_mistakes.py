@@ -416,6 +416,14 @@ def test_a_call_and_a_request_want_a_dictionary() -> None:
                 send("tools", "prompts/list", ["a"])  # type: ignore[operator]  # the mistake
 
 
+def test_arguments_that_hold_themselves_are_refused_at_once() -> None:
+    knot: list[object] = []
+    knot += [knot, knot]
+    refused = pytest.raises(MCPError, match=r"call\('tools.now'\): arguments hold themselves")
+    with ToolClient({"tools": FunctionTools([now])}) as client, refused:
+        client.call("tools.now", {"at": knot})
+
+
 def test_no_error_shows_an_argument() -> None:
     with pytest.raises(MCPConfigError) as refused:
         stdio(args="--token=sk-123456789012345")

@@ -128,7 +128,7 @@ class SessionActor(Actor[m.SessionCommand]):
                 order = self._connection_step(conn.ConnectSucceeded())
                 opened = m.SessionOpened(
                     server=self._server,
-                    tools=self._named(listing.tools),
+                    tools=self._named(connection, listing.tools),
                     attempt=attempt.number,
                     protocol_version=listing.protocol_version,
                     pid=connection.status.pid,
@@ -229,12 +229,17 @@ class SessionActor(Actor[m.SessionCommand]):
     async def _report_changed_tools(self, connection: ToolConnection, batch: m.CallTools, cause: int) -> None:
         tools = await connection.refresh_tools(self._within(batch.timeout_s))
         if tools is not None:
-            tools = self._named(tools)
+            tools = self._named(connection, tools)
             self._tools = tools
             self.listed_last = None if self.listed is None else tools
             await self._report(m.ToolsChanged(server=self._server, tools=tools), cause)
 
-    def _named(self, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
+    def _named(
+        self, connection: ToolConnection, tools: tuple[m.ToolDefinition, ...]
+    ) -> tuple[m.ToolDefinition, ...]:
+        if connections.is_of_host(connection):
+            with calling(self._connect, "the server"):
+                tool_results.refuse_deep_schemas(tools)
         return tuple(
             tool if tool.server == self._server else replace(tool, server=self._server) for tool in tools
         )
@@ -268,7 +273,7 @@ class SessionActor(Actor[m.SessionCommand]):
         except ServerFailed as failed:
             return settled(m.ServerDied, server=self._server, failure=failed.failure)
         if connections.is_of_host(connection):
-            result = tool_results.shallow(result)
+            result = tool_results.recordable(result)
         return settled(m.ToolReturned, result=result, error_code=error_code)
 
     async def _report(self, event: m.SessionEvent, cause: int | None) -> None:

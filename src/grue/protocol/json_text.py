@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -163,7 +163,32 @@ def is_deep(value: object) -> bool:
     return any(isinstance(item, dict | list | tuple) for item in level)
 
 
-def _children(value: object) -> Iterable[object]:
+def is_repetitive(value: object) -> bool:
+    """`True` if a value holds the same parts so often that its JSON would repeat over a million values.
+
+    It may hold itself in two places, for example. With one such place, its JSON would only be very deep.
+    """
+    level, times, repeated = {id(value): value}, dict[int, int](), 0
+    for _ in range(MAX_DEPTH):
+        below, more = (
+            dict[int, object](),
+            dict[int, int](),
+        )  # `more`: how often, for the parts that are repeated
+        for at, item in level.items():
+            count = times.get(at, 1)
+            for child in (each for each in _children(item) if isinstance(each, _CONTAINERS)):
+                key = id(child)
+                if count > 1 or key in below:
+                    more[key] = more.get(key, int(key in below)) + count
+                below[key] = child
+        repeated += sum((count - 1) * (1 + len(_children(below[key]))) for key, count in more.items())
+        if repeated > _MOST_REPEATED or not below:
+            break
+        level, times = below, more
+    return repeated > _MOST_REPEATED
+
+
+def _children(value: object) -> Collection[object]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple) else ()
@@ -171,6 +196,8 @@ def _children(value: object) -> Iterable[object]:
 
 _MAX_INT_BITS = 14_000  # more are written in hexadecimal: Python writes no more than 4,300 decimal digits
 _TOO_DEEP = "[nested too deeply]"
+_CONTAINERS = (dict, list, tuple)
+_MOST_REPEATED = 1_000_000
 
 
 def is_crowded(text: str | bytes, most: int = MAX_VALUES) -> bool:

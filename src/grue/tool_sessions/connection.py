@@ -95,6 +95,7 @@ class ToolConnection(Protocol):
         """Agree on a protocol version and list the tools; raises `ServerFailed`.
 
         `timeout_s` counts from `__aenter__`; the wait for `server_gate()` and the SDK's import do not count.
+        The schemas of a tool are nested at most 100 levels deep.
 
         Source: R13.3
         """

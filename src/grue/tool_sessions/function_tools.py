@@ -692,6 +692,10 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
             value = await call_in_daemon_thread(functools.partial(_in_thread, call))
             if inspect.isawaitable(value):
                 value = await value
+        returned = [value.content, value.blocks] if isinstance(value, m.ToolCallResult) else value
+        refused = tool_results.repetitive(returned)
+        if refused is not None:
+            return refused
         plain = msgspec.to_builtins(value, enc_hook=plain_value)
         if isinstance(value, m.ToolCallResult):
             blocks = tuple(map(json_value, plain.pop("blocks") or ()))

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
+from msgspec import json, structs
 from scripted_server import LISTED, ScriptedConnection, ScriptedServer
-from turns import failure, settlement
+from turns import failure, settlement, tool
 
 from grue.actors.mcp_session import SessionActor
 from grue.errors import ActorCrashed
@@ -35,7 +35,7 @@ from grue.protocol.turn.connection import ConnectionState, Disabled, Proven, Unt
 from grue.runtime.actor import Mailbox, Supervisor
 from grue.runtime.trace.format import is_deeper
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.tool_sessions.connection import WrappedConnection
+from grue.tool_sessions.connection import Listing, WrappedConnection
 from grue.tool_sessions.failures import ToolTimedOutError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -121,6 +121,13 @@ def returned(number: int, content: object = "ok", batch: int = 1) -> ToolReturne
 OPENED = SessionOpened(server="a", tools=LISTED, attempt=1, protocol_version="2025-11-25", pid=4711)
 
 
+def nested(levels: int, nest: Callable[[Any], Any] = lambda inner: {"a": inner}) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = nest(value)
+    return value
+
+
 # --- Opening and closing ---
 
 
@@ -175,17 +182,54 @@ async def test_a_group_that_ends_closes_the_session() -> None:
 async def test_a_hosts_result_that_is_nested_too_deeply_is_cut_for_the_trace(
     nest: Any, wrapped: bool
 ) -> None:
-    deep: Any = 1
-    for _ in range(3000):
-        deep = nest(deep)
-    bench = Bench(ScriptedServer(tools={"look": deep}))
+    bench = Bench(ScriptedServer(tools={"look": nested(3000, nest)}))
     if wrapped:
         made = bench.server.connect
         bench.server.connect = lambda note: WrappedConnection(made(note))  # type: ignore[assignment, return-value]
     _, returned_deep, _ = await bench.play(open_session(), call_tools("look"), CLOSE)
-    written = msgspec.json.encode(returned_deep)
+    written = json.encode(returned_deep)
     assert b"[nested too deeply]" in written
     assert not is_deeper(written, 110)
+
+
+def knotted(size: int = 0) -> Any:
+    """A list that holds itself twice; with a size, one whose JSON has two to this power of lists."""
+    knot: list[Any] = []
+    if not size:
+        knot += [knot, knot]
+    for _ in range(size):
+        knot = [knot, knot]
+    return knot
+
+
+@pytest.mark.parametrize("content", [knotted(), {"a": (knotted(60),)}])
+async def test_a_hosts_result_that_holds_itself_again_and_again_is_an_error_at_once(content: Any) -> None:
+    bench = Bench(ScriptedServer(tools={"look": content}))
+    _, answered, _ = await bench.play(open_session(), call_tools("look"), CLOSE)
+    assert answered.result.content is None
+    assert answered.result.error_message.startswith("Tool call failed: the result holds itself, or the same")
+
+
+@pytest.mark.parametrize("schema", [nested(150), {"enum": knotted()}])
+async def test_a_hosts_tool_whose_schema_the_trace_could_not_hold_is_refused_by_name(schema: Any) -> None:
+    listed = (*LISTED, structs.replace(tool("a.think"), tool="maze", output_schema=schema))
+
+    class Listed(ScriptedConnection):
+        async def open(self, timeout_s: float) -> Listing:
+            return Listing(tools=listed, protocol_version="")
+
+    bench = Bench(ScriptedServer())
+    bench.server.connect = lambda _note: Listed(bench.server, "ok")  # type: ignore[method-assign]
+    with pytest.raises(
+        ActorCrashed, match=r"the schema of its tool 'maze' is nested .*\n.*own code raised it"
+    ):
+        await bench.play(open_session())
+    bench = Bench(ScriptedServer())
+    bench.server.relisted = listed
+    with pytest.raises(
+        ActorCrashed, match=r"the schema of its tool 'maze' is nested .*\n.*own code raised it"
+    ):
+        await bench.play(open_session(), call_tools("look"))
 
 
 # --- Connects that fail ---

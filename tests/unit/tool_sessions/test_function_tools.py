@@ -391,6 +391,16 @@ async def test_what_has_to_be_waited_for_is_over_before_a_batch_is_called() -> N
     assert log == ["wait_closed", "called"] * 2
 
 
+@pytest.mark.parametrize("wrap", [lambda value: value, ToolCallResult])
+async def test_a_result_that_holds_the_same_parts_again_and_again_is_an_error_at_once(wrap: Any) -> None:
+    knot: list[Any] = []
+    for _ in range(60):
+        knot = [knot, {"again": knot}]
+    result = await call(lambda: wrap(knot))
+    assert result.error_message.startswith("Tool call failed: the result holds itself, or the same parts")
+    assert not (await call(lambda: wrap([["wall"] * 100] * 1000))).is_error
+
+
 # --- Decorated functions, names, catch-all ---
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from grue import messages as m
 from grue.errors import MCPError, MCPToolCallError
 from grue.policies import TurnLimits
-from grue.protocol.json_text import json_object
+from grue.protocol.json_text import is_repetitive, json_object
 from grue.runtime.safe_text import well_formed
 
 if TYPE_CHECKING:  # at run time, the import would delay the first turn of a runner
@@ -22,6 +22,8 @@ T = TypeVar("T")
 def _object(what: str, given: Mapping[str, object] | None) -> m.JsonObject:
     if not isinstance(given, Mapping | None):
         raise MCPError(f"{what} are a dictionary, such as {{'text': 'hello'}}, not a {type(given).__name__}.")
+    if is_repetitive(given):
+        raise MCPError(f"{what} hold themselves, or the same parts so often that they cannot be sent.")
     return json_object(given or {})
 
 

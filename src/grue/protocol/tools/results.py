@@ -30,7 +30,7 @@ import contextlib
 import json
 import re
 import string
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
@@ -39,7 +39,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import MediaKind, TurnLimits
-from grue.protocol.json_text import is_deep, json_object, json_value
+from grue.protocol.json_text import MAX_DEPTH, is_deep, is_repetitive, json_object, json_value
 from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import printable, well_formed
 
@@ -218,12 +218,30 @@ def failure(message: str, content: object = None) -> m.ToolCallResult:
     return m.ToolCallResult(json_value(content), is_error=True, error_message=well_formed(message))
 
 
-def shallow(result: m.ToolCallResult) -> m.ToolCallResult:
-    """Return `result`, with a text in place of what is nested so deeply that its trace could not be read."""
+def repetitive(value: object) -> m.ToolCallResult | None:
+    """Return the result of a call whose tool returned `value`, if that cannot be written; else `None`."""
+    why = "the result holds itself, or the same parts so often that it repeats over a million values"
+    return call_failed(why) if is_repetitive(value) else None
+
+
+def recordable(result: m.ToolCallResult) -> m.ToolCallResult:
+    """Return `result`, or an error in its place, or with a text in place of what is nested too deeply."""
+    refused = repetitive([result.content, *result.blocks])
+    if refused is not None:
+        return refused
     if not is_deep([result.content, *result.blocks]):
         return result
     blocks = tuple(map(json_object, result.blocks))
     return replace(result, content=json_value(result.content), blocks=blocks)
+
+
+def refuse_deep_schemas(tools: Iterable[m.ToolDefinition]) -> None:
+    """Raise `ValueError`, with the tool's name, if the trace could not be read because of a tool's schema."""
+    for tool in tools:
+        for schema in (tool.input_schema, tool.output_schema):
+            if is_repetitive(schema) or is_deep(schema):
+                fault = f"is nested more than {MAX_DEPTH} levels deep, or holds the same parts too often"
+                raise ValueError(f"the schema of its tool {tool.tool!r} {fault}")
 
 
 def timed_out(timeout_s: float) -> m.ToolCallResult:
