@@ -404,7 +404,7 @@ def as_json(answer: object) -> object:
         return json_value(answer)
     try:
         return json_value(msgspec.to_builtins(answer, str_keys=True, enc_hook=plain_value))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return json_value(answer)
 
 

@@ -7,7 +7,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, ValuesView
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Any
 
@@ -143,9 +144,21 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
 
 
 def plain_value(value: Any) -> object:
-    """Return a pydantic model's fields, or the `str` of any other value that msgspec cannot encode."""
+    """Return what a value that msgspec cannot encode is as JSON: for example, a pydantic model's fields."""
     dump = getattr(value, "model_dump", None)
-    return dump(mode="json") if callable(dump) else str(value)
+    if callable(dump):
+        return dump(mode="json")
+    match value:
+        case int():
+            return int(value)
+        case float():  # of a subclass, such as numpy's `float64`
+            return float(value)
+        case Mapping():
+            return dict(value)
+        case Sequence() | AbstractSet() | ValuesView():  # such as a `deque`
+            return list(value)
+        case _:
+            return str(value)
 
 
 def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> m.JsonObject:

@@ -696,7 +696,7 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
         refused = tool_results.repetitive(returned)
         if refused is not None:
             return refused
-        plain = msgspec.to_builtins(value, enc_hook=plain_value)
+        plain = msgspec.to_builtins(value, enc_hook=_plain)
         if isinstance(value, m.ToolCallResult):
             blocks = tuple(map(json_value, plain.pop("blocks") or ()))
             parts: dict[str, Any] = {name: json_value(part) for name, part in plain.items()}
@@ -708,6 +708,12 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
         if ends_the_task(raised) or not isinstance(error, _RESULTS):
             raise
         return tool_results.call_failed(in_words(error))
+
+
+def _plain(value: Any) -> object:
+    if isinstance(value, Iterator):
+        raise TypeError("the tool returned a generator or another iterator; it should return a list")
+    return plain_value(value)
 
 
 def _in_thread(call: functools.partial[Any]) -> Any:

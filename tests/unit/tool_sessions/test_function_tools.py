@@ -5,6 +5,7 @@ import datetime as dt
 import enum
 import functools
 import threading
+from collections import ChainMap, deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any, Literal
 
@@ -33,6 +34,14 @@ class Direction(enum.Enum):
 class Place:
     name: str
     exits: list[Direction] = dataclasses.field(default_factory=list)
+
+
+class Share(float):
+    """Such as `numpy.float64`."""
+
+
+class Count(int):
+    """A number of a type of its own."""
 
 
 def add(a: int, b: int = 2) -> int:
@@ -253,6 +262,9 @@ async def test_arguments_arrive_as_what_they_are_annotated() -> None:
         (float("nan"), None),
         ("\ud800", "\ufffd"),
         (b"hi", "aGk="),
+        ({"a": Share(0.5), "b": Count(3)}, {"a": 0.5, "b": 3}),
+        (ChainMap({"a": deque([Place("hall", [])])}), {"a": [{"name": "hall", "exits": []}]}),
+        ([range(2), {"a": 1}.keys(), {"a": 1}.values()], [[0, 1], ["a"], [1]]),
     ],
 )
 async def test_what_a_function_returns_becomes_json(value: Any, content: object) -> None:
@@ -260,6 +272,14 @@ async def test_what_a_function_returns_becomes_json(value: Any, content: object)
     given = ToolCallResult(value, True, "no", blocks=({"type": "text", "text": value},))
     written = ToolCallResult(content, True, "no", blocks=({"type": "text", "text": content},))
     assert await call(lambda: given) == written
+
+
+@pytest.mark.parametrize("value", [(n for n in (1, 2)), {"rows": map(str, (1, 2))}])
+async def test_an_iterator_that_a_function_returns_is_an_error(value: object) -> None:
+    """Nobody would read what it yields, and its text says nothing."""
+    result = await call(lambda: value)
+    assert result.error_message is not None
+    assert "should return a list" in result.error_message
 
 
 async def test_an_error_that_a_function_returns_becomes_its_text() -> None:
