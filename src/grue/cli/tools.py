@@ -239,9 +239,6 @@ def kind_of(schema: object) -> str:
     names = kinds if isinstance(kinds, list) else [kinds] if kinds else []
     if not names:
         options = schema.get("anyOf") or schema.get("oneOf")
-        match schema.get("allOf"):
-            case [only] if not options:
-                return kind_of(only)
         return " or ".join(map(kind_of, options)) if isinstance(options, list) else "anything"
     words = [f"list of {kind_of(schema.get('items'))}" if name == "array" else str(name) for name in names]
     return " or ".join(words)
@@ -262,6 +259,9 @@ def _resolved(schema: Any, whole: m.JsonObject, steps: Iterator[int], *above: ob
     if isinstance(schema, list):
         return [_resolved(each, whole, steps, *above) for each in schema]
     rest = {k: _resolved(v, whole, steps, *above) if k in _INNER else v for k, v in schema.items()}
+    match rest.get("allOf"):
+        case [dict() as only]:  # some libraries write a reference with a description like this
+            rest = only | {key: value for key, value in rest.items() if key != "allOf"}
     reference = rest.pop("$ref", None)
     with suppress(NotCheckedError):
         if reference is not None and reference not in above:

@@ -161,6 +161,7 @@ ITEM = {"type": "object", "properties": {"name": {"type": "string"}}, "required"
         ({"$ref": "#/$defs/Endless"}, "object", "item={}"),
         ({"$ref": "#/$defs/Size"}, 'one of "S", "L"', "item=S"),
         ({"allOf": [{"$ref": "#/$defs/Size"}], "default": "L"}, 'one of "S", "L"', "item=L"),
+        ({"allOf": [{"$ref": "#/$defs/Item"}], "title": "It"}, "object", 'item={"name": "TEXT"}'),
         ({"allOf": [ITEM, {"type": "object"}]}, "anything", "item=TEXT"),
         ({"$ref": "#/$defs/Tree"}, "string or list of anything", "item=TEXT"),
         ({"$ref": "#/$defs/Circle"}, "anything", "item=TEXT"),
