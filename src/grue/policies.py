@@ -161,7 +161,8 @@ class ToolRule(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_de
             enforces completely. `False`: match only other tools. `None`: any.
         verdict: What happens to a call of a matching tool.
         max_calls: The most calls of each matching tool in one turn, those that a person has denied included;
-            further calls are denied. `None`: no limit.
+            further calls are denied. `None`: no limit. A host's own calls (`Runner.call`) are not
+            counted: only a limit of 0 denies them.
         parallel: Whether calls may run while calls to other servers run, if trusted annotations say that the
             tool is read-only. Calls to the same server always run one at a time.
         reason: With `deny`, told to the model; with `ask`, shown to the person who is asked.

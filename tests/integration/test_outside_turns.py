@@ -224,6 +224,18 @@ def test_a_denied_call_is_not_sent_and_a_question_is_not_asked(model: WordedMode
         assert [body.tool for body in heard.of(ToolCalled)] == ["echo"]
 
 
+@pytest.mark.parametrize("turn", [0, 1])
+def test_the_calls_of_a_program_are_not_counted_but_none_may_be_allowed(
+    model: WordedModel, turn: int
+) -> None:
+    own = FunctionTools(catch_all=lambda name, arguments: name)
+    rules = (ToolRule(tools=("own.drop",), max_calls=0), ToolRule(max_calls=1))
+    with runner(model, "turn", servers={"own": own}, tool_policy=ToolPolicy(rules=rules)) as one:
+        assert [one.call("own.sweep", turn=turn).content for _ in range(3)] == ["sweep"] * 3
+        with pytest.raises(ToolCallDenied, match="at most 0 calls of this tool are allowed in a turn"):
+            one.call("own.drop", turn=turn, check=True)
+
+
 def test_a_function_that_serves_any_name_is_called_and_may_be_denied(model: WordedModel) -> None:
     own = FunctionTools(catch_all=lambda name, arguments: f"{name} {arguments}")
     rules = (ToolRule(tools=("own.drop_*",), verdict="deny"),)

@@ -79,7 +79,8 @@ class ToolAccess(ABC):
         `result.blocks` has the server's own content blocks. Calls in one session run one at a time, calls to
         different servers in parallel. Ctrl-C cancels the call. A runner makes no call that its tool policy
         denies. A call that the policy would ask about is made without asking, because the program itself
-        makes it. A `ToolClient` has no tool policy.
+        makes it. For the same reason, `max_calls` denies a call only if it is 0: these calls are not counted,
+        also if `turn` is set. A `ToolClient` has no tool policy.
 
         Args:
             name: `SERVER.TOOL`.
