@@ -1,10 +1,10 @@
 """Compare two traces turn by turn, and each pair of turns message by message.
 
-The turns are paired in order. A turn's second run has no partner if only one trace has it. If a trace
-has forks, only the messages of turns with a fork's number are compared, without the hosts' facts. A turn's
-messages form a tree by their causes. Below each pair of messages, those with the same sender, receiver and
-kind are paired: in order if both sides have equally many (or one has hundreds), otherwise by content. The
-order in which actors work is irrelevant.
+The turns are paired by number if they begin at similar places, otherwise in order. A turn's second run has no
+partner if only one trace has it. If a trace has forks, only the messages of turns with a fork's number are
+compared, without the hosts' facts. A turn's messages form a tree by their causes. Below each pair of
+messages, those with the same sender, receiver and kind are paired: in order if both sides have equally many
+(or one has hundreds), otherwise by content. The order in which actors work is irrelevant.
 
 The numbers and times of messages, `IGNORED` fields, and messages whose class has `compared = False` are not
 compared. The ids in the fields `IDS` may differ if, within a turn, left and right ids pair one to one.
@@ -13,9 +13,10 @@ compared. The ids in the fields `IDS` may differ if, within a turn, left and rig
 import hashlib
 import math
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 import msgspec
@@ -39,6 +40,7 @@ IGNORED = frozenset({
 IDS = frozenset({"call_id", "batch", "conversation"})
 _MOST_MATCHED = 400  # pairing by content has a quadratic cost: more siblings are paired in order
 _MOST_ANSWERS = 5
+_MOST_AHEAD = 100  # among how many further turns to look for one with the same number
 
 
 def diff(left: Iterable[EpisodeEnvelope], right: Iterable[EpisodeEnvelope]) -> Iterator[Divergence]:
@@ -117,17 +119,37 @@ def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
     """Pair the turns in order. `None` is the partner of a turn or second run that only one trace has."""
-    one, other = next(left, None), next(right, None)
-    while one is not None or other is not None:
-        if one is not None and one.again and not (other is not None and other.again):
+    one, ahead = next(left, None), deque(islice(right, 1))
+    while one is not None or ahead:
+        again = one is not None and one.again
+        if again and not (ahead and ahead[0].again):
             yield one, None
             one = next(left, None)
-        elif other is not None and other.again and not (one is not None and one.again):
-            yield None, other
-            other = next(right, None)
+        elif not again and ahead and ahead[0].again:
+            yield None, ahead.popleft()
         else:
-            yield one, other
-            one, other = next(left, None), next(right, None)
+            yield one, _taken(one, ahead, right) if ahead else None
+            one = next(left, None)
+        if not ahead:
+            ahead.extend(islice(right, 1))
+
+
+def _taken(one: TurnSlice | None, ahead: deque[TurnSlice], right: Iterator[TurnSlice]) -> TurnSlice:
+    """Take the partner of `one`: the turn with its number, if that comes soon in the same run, else the next.
+
+    The turns of a `Runner.map` may begin in another order than that of their numbers.
+    """
+    place, ahead[0].again = 0, False
+    while one is not None and ahead[place].turn != one.turn:
+        place += 1
+        if place == len(ahead):
+            ahead.extend(islice(right, 1))
+        if place in (len(ahead), _MOST_AHEAD) or ahead[place].again:
+            place = 0
+            break
+    found = ahead[place]
+    del ahead[place]
+    return found
 
 
 _Siblings = list[EpisodeEnvelope]

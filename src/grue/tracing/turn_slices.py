@@ -96,7 +96,8 @@ class TurnSplitter:
         if turn and not resumes and not turn_slice.turn:
             late = self._is_late(turn)
             turn_slice.turn, turn_slice.again = turn, turn <= self._last and not late
-            skipped = range(self._last + 1, turn)[-_MOST_AT_ONCE:]
+            # If turns run again, as in a second `Runner.map`, those with lower numbers may also begin later.
+            skipped = range(1 if turn_slice.again else self._last + 1, turn)[-_MOST_AT_ONCE:]
             if len(self._skipped) + len(skipped) > _MOST_AT_ONCE:
                 self._skipped.clear()
             self._skipped.update(skipped)

@@ -9,6 +9,7 @@ import pytest
 from episode_scenes import place_of, scene
 from episode_scenes import with_fields as changed
 from msgspec.structs import replace
+from turns import run as turn_of
 
 from grue import FunctionTools, Runner, ToolPolicy, ToolRule, TurnRequest
 from grue.errors import ApprovalPending
@@ -255,6 +256,24 @@ def test_a_turn_that_was_run_again_after_a_resume_does_not_shift_the_others(tmp_
     whole = [replace(e, seq=e.seq + 1000, cause=e.cause and e.cause + 1000) for e in left]
     told = list(diff(left, [*cut, resumed, *whole]))
     assert {divergence.turn for divergence in told} == {1}, "the second turns are alike"
+
+
+def test_turns_of_batches_that_began_in_another_order_do_not_differ() -> None:
+    def begun(*turns: int, runs: int = 1) -> list[EpisodeEnvelope]:
+        told = [replace(turn_of("a"), turn=turn, user=f"row {turn}") for turn in turns]
+        ends = [
+            TurnCompleted(turn=turn, kind="answered", answer="", raw_response="", reason="") for turn in turns
+        ]
+        return [
+            EpisodeEnvelope(
+                seq=seq, t=0.0, at=0.0, turn=body.turn, sender="host", receiver="agent", cause=None, body=body
+            )
+            for seq, body in enumerate((*told, *ends) * runs, start=1)
+        ]
+
+    assert list(diff(begun(1, 2, 3, 4), begun(2, 4, 1, 3))) == []
+    assert list(diff(begun(1, 2, 3, 4, runs=2), begun(2, 4, 1, 3, runs=2))) == []
+    assert {each.turn for each in diff(begun(1, 3, 4), begun(2, 4, 1, 3))} == {2}
 
 
 def test_facts_of_the_host_are_compared_and_its_name_for_the_episode_is_not() -> None:

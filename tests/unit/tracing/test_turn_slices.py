@@ -55,6 +55,16 @@ def test_a_lower_number_while_no_turn_runs_begins_slices_anew() -> None:
     assert [turn_slice.again for turn_slice in found] == [False, True, False]
 
 
+def test_turns_of_a_second_batch_may_begin_in_another_order_than_their_numbers() -> None:
+    found = split(
+        "run 1", "run 2", "end 1", "end 2", "run 2", "run 1", "say 2", "run 3", "end 1", "end 2", "end 3"
+    )
+    assert [turn_slice.turn for turn_slice in found] == [1, 2, 2, 1, 3]
+    assert [len(turn_slice.envelopes) for turn_slice in found] == [2, 2, 3, 2, 2]
+    assert [turn_slice.again for turn_slice in found] == [False, False, True, False, False]
+    assert all(turn_slice.over for turn_slice in found)
+
+
 def test_of_many_skipped_numbers_only_the_last_are_kept() -> None:
     splitter = TurnSplitter()
     for envelope in told(*(f"run {1000 * number}" for number in range(1, 20)), "run 10000000000"):
