@@ -20,7 +20,7 @@ from grue.errors import MCPConfigError
 from grue.field_checks import WHERE_TO_DEFINE, shown
 from grue.protocol.answers import fenced_blocks, json_objects
 from grue.protocol.chat_wire.wire_format import UNREADABLE
-from grue.protocol.json_text import json_value, plain_value, strict_value
+from grue.protocol.json_text import is_repetitive, json_value, plain_value, strict_value
 from grue.runtime.loops.host_code import blame
 from grue.runtime.safe_text import fault_text, well_formed, well_formed_escapes
 
@@ -400,6 +400,8 @@ class AnswerCheck(Generic[T]):
 
 def as_json(answer: object) -> object:
     """Return an answer as a JSON value, for messages and traces."""
+    if is_repetitive(answer):
+        return "[holds itself, or the same parts too often]"
     if isinstance(answer, str | dict) or answer is None:
         return json_value(answer)
     try:

@@ -94,6 +94,14 @@ class Strict(BaseModel):
     steps: tuple[int, ...]
 
 
+def test_an_answer_that_holds_itself_twice_is_recorded_as_a_text() -> None:
+    """The host's check may return anything."""
+    knot: list[object] = []
+    knot += [knot, knot]
+    for answer in (knot, {"path": knot}):
+        assert as_json(answer) == "[holds itself, or the same parts too often]"
+
+
 STRICT = Strict(colour=Colour.RED, day=dt.date(2026, 2, 1), steps=(1, 2))
 
 
