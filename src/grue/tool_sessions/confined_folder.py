@@ -46,7 +46,8 @@ class ConfinedFolder:
     """
 
     def __init__(self, root: Path, *, max_bytes: int = MAX_FILE_BYTES, called: str = "the workspace") -> None:
-        self.root = as_path(root, "ConfinedFolder")
+        # Absolute, because the program may change its working directory.
+        self.root = as_path(root, "ConfinedFolder").absolute()
         self._called = called
         self._max_bytes = max_bytes
 

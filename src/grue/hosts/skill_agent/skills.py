@@ -79,7 +79,7 @@ def read_skill(path: Path) -> Skill:
     return Skill(
         name=name,
         description=" ".join(description.split()),
-        folder=path.parent,
+        folder=path.parent.absolute(),  # its files are read later, perhaps in another working directory
         text=text,
         allowed=_allowed(table.get("allowed-tools"), path, front.line(("allowed-tools",))),
     )

@@ -1,6 +1,7 @@
 """A run from its task to its end: each box of S's life-cycle chart, and each row of its error table."""
 
 import json
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ CALLED = ["mcp_tool_call_started", "mcp_tool_call_completed"]
 def _nothing_left() -> Iterator[None]:
     with assert_nothing_left():
         yield
+
+
+class GoUp(msgspec.Struct):
+    """The parameters of an action that changes the working directory."""
 
 
 def cave() -> FakeToolServer:
@@ -401,6 +406,27 @@ def test_a_long_text_for_the_user_stays_whole() -> None:
     actions = (("respond", {"text": text}), ("note", {"text": text}), finish(text))
     result = run([act(*actions)], config={"limits": limits}).result
     assert (result.responses, result.notes, result.answer) == ((text,), (text,), text)
+
+
+def test_an_action_that_changes_the_working_directory_moves_neither_workspace_nor_skills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "skills" / "tidy").mkdir(parents=True)
+    (tmp_path / "skills" / "tidy" / "SKILL.md").write_text("---\ndescription: Tidy up.\n---\nDust!\n")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    def go_up(params: GoUp, context: ActionContext) -> str:
+        os.chdir(tmp_path.parent)
+        return "up"
+
+    actions = ActionRegistry()
+    actions.add("go_up", GoUp, go_up)
+    later = act(("write_file", {"path": "a", "content": "x"}), ("use_skill", {"name": "tidy"}), finish())
+    config = {"workspace": "work", "skills": "skills"}
+    ran = run([act(("go_up", {})), later], config=config, actions=actions)
+    assert ran.statuses == ["completed"] * 4
+    assert (tmp_path / "work" / "a").read_text() == "x"
 
 
 @pytest.mark.parametrize("name", ["absent", "x" * 300])  # the second stands for a folder in a closed one
