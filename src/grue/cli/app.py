@@ -325,20 +325,22 @@ def add(
     If a tool changes later, grue reports it. The approved tools are listed in
     mcp_tools.lock.
 
-    If an environment variable that a server's description asks for is not set,
+    If an environment variable that a server's description requires is not set,
     the command only writes the entry. If mcp_config.json has other servers but no
     mcp_tools.lock, it approves no tools. In both cases it prints what to do. If
     the server does not start, its entry remains, and the exit status is 1.
 
     If a server's description asks for an API key, mcp_config.json gets the name
-    of an environment variable, such as ${API_KEY}. In a URL, or in ARGUMENTS of a
-    program of your own, write such a name in place of a key ('${API_KEY}'),
-    because the key itself would be stored there; the variable must be set.
-    ARGUMENTS of a package cannot have such a name.
+    of an environment variable, such as ${API_KEY}. An optional key whose variable
+    is not set is left out. In a URL, or in ARGUMENTS of a program of your own,
+    write such a name in place of a key ('${API_KEY}'), because the key itself
+    would be stored there; the variable must be set. ARGUMENTS of a package cannot
+    have such a name.
 
-    A path in ARGUMENTS, such as ./docs, becomes absolute if it exists. If this
-    machine can enforce sandboxes, a program that is not your own runs in one (see
-    grue sandbox). An OCI image runs in its own container.
+    A path in ARGUMENTS becomes absolute if it exists. In ARGUMENTS of a package,
+    a path needs a slash: write ./docs, not docs. If this machine can enforce
+    sandboxes, a program that is not your own runs in one (see grue sandbox). An
+    OCI image runs in its own container.
     """
     from grue.cli.add import Adding, add_server
 

@@ -104,8 +104,10 @@ def run(
     counts as a server that could not be reached. An episode without a result is
     tried again, up to three times in all. After that, only `grue fleet retry`
     runs it. If the last 20 attempts all failed in the same way, or the disk is
-    nearly full, the command ends early: mend the cause, and run it again. The
-    exit status is 1 if an episode is left without a result.
+    nearly full, the command ends early: mend the cause, and run it again. An
+    episode whose function raised an error of its own has a result and is not run
+    again; to run all episodes again, change `version` in SWEEP.toml. The exit
+    status is 1 if an episode is left without a result.
 
     After Ctrl-C no further episodes are started, and the command ends with
     status 1 when the running ones have ended. A second Ctrl-C cancels them, and a

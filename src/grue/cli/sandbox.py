@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.cli.project import KnownServers, known_servers, named_server, only_started, watched_server
@@ -63,7 +64,9 @@ def show_seatbelt(name: str | None, mcp_config: Path | None) -> None:
 
 def try_command(name: str, command: list[str], mcp_config: Path | None) -> int:
     """Run a command in the sandbox of a preset or a server, at this terminal; return its exit status."""
-    box, cwd, _ = _named(name, mcp_config)
+    box, cwd, start = _named(name, mcp_config)
+    if name not in get_args(Preset):  # open the folders of the server's own program, too
+        box = replace(box, read=places_of(box, cwd=cwd, scratch=SCRATCH, **start).opened)
     program = shutil.which(command[0])
     if program is None:
         raise MCPConfigError(f"The command {printable(command[0])!r} was not found.")

@@ -57,8 +57,8 @@ def sandbox_try(
     name: str = typer.Argument(
         ...,
         metavar="NAME",
-        help="A server in mcp_config.json, whose sandbox is used; or pure, files or web, the presets "
-        "that `grue sandbox --help` explains.",
+        help="A server in mcp_config.json: the command may do what the server may do. Or pure, files or "
+        "web, the presets that `grue sandbox --help` explains.",
     ),
     command: list[str] = typer.Argument(
         ..., metavar="COMMAND", help="The command and its arguments, after --."
@@ -96,10 +96,11 @@ def sandbox_learn(
 
     The command prints {"sandbox": ...}. Check it, and copy what is between the
     outer braces into the server's entry in mcp_config.json. The sandbox permits
-    reading a whole folder if the server has listed it or read six of its files,
-    or one file in a folder of packages, such as node_modules. It permits writing
-    in a whole folder if the server has made, renamed or deleted one file there.
-    It never permits reading or writing all of /tmp or of your home folder.
+    reading a whole folder if the server has listed it or has read six of its
+    files. If the server has read one file in a folder of packages, such as
+    node_modules, the sandbox permits reading all of that folder. It permits
+    writing in a whole folder if the server has made, renamed or deleted one file
+    there. It never permits reading or writing all of /tmp or of your home folder.
 
     The exit status is 1 if a call fails.
     """

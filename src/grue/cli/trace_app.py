@@ -340,11 +340,11 @@ def trace_to_test(
     """Write a pytest file that runs a recorded turn again.
 
     In the test, the model gives its recorded replies. The test asserts that the
-    turn makes the recorded tool calls and gives the recorded answer. If the
-    recorded turn had no valid answer, it only asserts that the turn has no valid
-    answer again. The command runs the test once. If the test fails, the file
-    remains, and the exit status is 1. Some turns cannot become a test, such as
-    one in which the model failed.
+    turn makes the recorded tool calls, gets the recorded results, and gives the
+    recorded answer. If the recorded turn had no valid answer, it asserts that the
+    turn has no valid answer again. The command runs the test once. If the test
+    fails, the file remains, and the exit status is 1. Some turns cannot become a
+    test, such as one in which the model failed.
     """
     from grue.cli.trace_to_test import to_test
 

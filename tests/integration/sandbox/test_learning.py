@@ -268,6 +268,19 @@ def test_what_is_tried_runs_within_the_limits_of_its_box_from_its_first_instruct
 
 
 @pytest.mark.slow
+def test_what_is_tried_in_a_servers_box_may_read_what_the_server_may(tmp_path: Path) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for folder in (project, elsewhere):
+        folder.mkdir()
+        (folder / "notes").write_text("read\n")
+    (project / "server.py").touch()
+    path = configuration(tmp_path, args=[str(project / "server.py")], cwd=str(project), sandbox="pure")
+    for folder, text in ((project, "read\n"), (elsewhere, "")):
+        words = ("sandbox", "try", "mind", "--mcp-config", str(path), "--", "cat", str(folder / "notes"))
+        assert commands.grue(*words, cwd=tmp_path).stdout == text
+
+
+@pytest.mark.slow
 def test_a_ctrl_c_ends_what_is_tried_and_leaves_no_scratch_folder(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     tried = subprocess.Popen(
