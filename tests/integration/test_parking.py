@@ -5,6 +5,7 @@ import random
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from grue.messages import (
     ToolMessage,
     ToolSkipped,
     TurnCompleted,
+    TurnParked,
     TurnResumed,
     Usage,
     UserText,
@@ -240,6 +242,34 @@ def test_a_turn_after_a_resume_leaves_the_other_parked_turns_of_the_trace(
             assert each.turn == turn
             assert each.run_turn("Hello.").turn == each.turn == 3 + turn
         assert [left.turn for left in parked_turns(trace)] == [3]
+
+
+def test_threads_resume_turns_of_one_trace_with_one_runner(tmp_path: Path) -> None:
+    def model(request: LlmRequest) -> LlmReply:
+        told = request.messages[-1]["role"] == "tool"
+        return text_reply("done") if told else tool_calls_reply(("box.look", {}))
+
+    trace, turns = tmp_path / "turn.jsonl", 4
+    with ScriptedLlmServer(model) as server, ThreadPoolExecutor(turns) as threads:
+        how: dict[str, Any] = {
+            "llm": server.settings,
+            "servers": {"box": FunctionTools({"look": lambda: "dust"})},
+            "tool_policy": ToolPolicy(rules=(ToolRule(tools=("box.look",), verdict="ask"),), parking=True),
+        }
+        with Runner(trace=trace, **how) as each:
+            for _ in range(turns):
+                with pytest.raises(ApprovalPending):
+                    each.run_turn("Look.")
+        with Runner(**how) as each:
+            begun = threading.Barrier(turns)
+
+            def resume(parked: TurnParked) -> str:
+                begun.wait()
+                yes = [question.approve() for question in parked.questions]
+                return each.resume(trace, yes, turn=parked.turn).response
+
+            assert list(threads.map(resume, parked_turns(trace))) == ["done"] * turns
+    assert parked_turns(trace) == []
 
 
 def test_a_program_may_change_its_directory_before_it_parks_a_turn_or_resumes_it(

@@ -219,10 +219,11 @@ def resumed_run(
 ) -> Iterator[HostTurn[Any]]:
     """Yield the resumed turn. If its trace is not open yet, open it and append the writer to `writers`."""
     recorder, place = settings.wiring.recorder, trace_in(asked.trace)
-    ours = next((each for each in writers_of(recorder) if each.place == place.absolute()), None)
-    if ours is None:
-        writers.append(_opened_writer(place, recorder))
-    with resumed_turn(asked, ours or writers[-1], settings, memory, counted=True) as turn:
+    with settings.wiring.under_way.resuming:  # several threads may resume turns of one trace at once
+        ours = next((each for each in writers_of(recorder) if each.place == place.absolute()), None)
+        if ours is None:
+            writers.append(ours := _opened_writer(place, recorder))
+    with resumed_turn(asked, ours, settings, memory, counted=True) as turn:
         yield turn
 
 
