@@ -12,7 +12,6 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast, get_args
 
 import anyio
-import anyio.to_thread
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
@@ -24,6 +23,7 @@ from grue.policies import DEFAULT_START, Keep, Start, StartAhead, StartWhen, sta
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.loading import importing
 from grue.runtime.loops import interrupts
+from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.loops.loop_thread import Call, EpisodeLoop, ErrorTexts
 from grue.runtime.loops.sync_edge import IN_A_THREAD, run_blocking, warn_if_blocking
 from grue.runtime.processes.process_group import ProcessRegistry
@@ -89,7 +89,8 @@ class Episode:
         # A separate limiter, so that the waiting thread takes no place in the default limiter of this loop.
         thread = anyio.CapacityLimiter(1)
         try:
-            await anyio.to_thread.run_sync(wait, [call], abandon_on_cancel=True, limiter=thread)
+            # A daemon: if the caller's loop is stopped, the end of the program does not wait for the call.
+            await call_in_daemon_thread(lambda: wait([call]), limiter=thread)
         except RuntimeError as error:
             call.interrupt()
             raise MCPError(f"The turn was cancelled: no thread could wait for it ({error}).") from error
@@ -97,7 +98,8 @@ class Episode:
             call.interrupt()
             thread = anyio.CapacityLimiter(1)
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(wait, [call], interrupts.INTERRUPT_GRACE_S, limiter=thread)
+                until = interrupts.INTERRUPT_GRACE_S
+                await call_in_daemon_thread(lambda: wait([call], until), limiter=thread)
             raise
         return call.result()
 

@@ -1,4 +1,4 @@
-"""`TurnHandle.result` where asyncio runs: a Ctrl-C that its loop has taken is not missed."""
+"""Waits for turns where asyncio runs: its loop may take a Ctrl-C, or be stopped."""
 
 import signal
 import subprocess
@@ -9,6 +9,8 @@ import pytest
 from commands import environment
 from fault_turns import Mode
 from worded_turns import WordedModel, ask
+
+from grue.testing.llm_server import ScriptedLlmServer, silence
 
 PROGRAM = """
     import asyncio
@@ -34,6 +36,29 @@ PROGRAM = """
         except KeyboardInterrupt:
             print("KeyboardInterrupt", flush=True)
 """
+
+STOPPED = """
+    import asyncio
+    import sys
+
+    from grue import LlmSettings, Runner
+
+    runner = Runner(llm=LlmSettings(base_url=sys.argv[1], model="m"), keep="loop")
+    loop = asyncio.new_event_loop()
+    turn = loop.create_task(runner.run_turn_async("Hello."))
+    loop.run_until_complete(asyncio.sleep(0.1))
+    print("over" if turn.done() else "under way")
+"""
+
+
+@pytest.mark.slow
+def test_a_program_whose_loop_was_stopped_does_not_wait_for_the_turn_at_its_end() -> None:
+    with ScriptedLlmServer([silence()]) as llm:
+        command = [sys.executable, "-c", textwrap.dedent(STOPPED), llm.base_url]
+        done = subprocess.run(
+            command, env=environment(), stdout=subprocess.PIPE, text=True, timeout=100, check=False
+        )
+    assert (done.returncode, done.stdout) == (0, "under way\n")
 
 
 @pytest.mark.parametrize("limit", ["none", "1000"])
