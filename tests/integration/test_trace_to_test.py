@@ -384,6 +384,24 @@ def test_a_turn_whose_model_failed_is_no_test(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_turn_that_reads_a_result_of_an_earlier_turn_is_no_test(tmp_path: Path) -> None:
+    """The whole result is in the trace only, and the test has no trace."""
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    read = tool_calls_reply(("read_result", {"handle": "c1", "last_line": 1}))
+    replies = [tool_calls_reply(("box.look", {}), ids=["c1"]), "Much.", read, "Dust."]
+    box = {"box": FunctionTools({"look": lambda: "dust\n" * 9000})}
+    with (
+        ScriptedLlmServer(replies) as server,
+        runner(server, "chat_completions", trace, servers=box) as each,
+    ):
+        talk = each.conversation()
+        talk.ask("Look.")
+        assert talk.ask("What is it?").tool_calls[0].settlement == "returned"
+    with pytest.raises(MCPConfigError, match="it reads a result of an earlier turn with read_result"):
+        to_test(trace, 2, (), path)
+    assert not path.exists()
+
+
 def test_a_parked_turn_is_no_test(tmp_path: Path) -> None:
     trace, parks = tmp_path / "a.jsonl", replace(ASKED, parking=True)
     servers = {"shop": FunctionTools({"look": lambda at: at})}

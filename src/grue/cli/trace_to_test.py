@@ -29,7 +29,7 @@ from grue.errors import MCPConfigError
 from grue.policies import ApprovalDecision, FailurePolicy, ToolPolicy, TurnLimits
 from grue.protocol.context.history import items_of
 from grue.protocol.tool_loop import AGENT
-from grue.protocol.tools.built_in import CALL_TOOL, find_tools
+from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools
 from grue.protocol.tools.calls import unlisted_tool
 from grue.protocol.tools.names import split_known
 from grue.runtime.files import os_errors_as, write_whole
@@ -41,7 +41,7 @@ from grue.tracing.message_words import failure_words
 
 _SHORT = 300  # the most characters of a result that a test asserts, and of a printed error
 
-_FIND_TOOLS = find_tools(()).name
+_FIND_TOOLS, _READ_RESULT = find_tools(()).name, READ_RESULT.name
 _NOT_AGAIN = ("timed_out", "died", "interrupted")
 _SET_BY_THE_RUNNER = ("server_startup_timeout_s", "startup_timeouts_s", "teardown_s")
 
@@ -106,6 +106,8 @@ def _not_again(run: RecordedRun) -> str:
     if broken is not None:
         what = f"its call of {broken.name} {broken.settlement}"
         return f"{what}. The fixture faulty_mcp_server makes such faults."
+    if run.begun.history is not None and _reads_earlier(_calls(run)):
+        return "it reads a result of an earlier turn with read_result, and the test has only what was said."
     failed = [each.body.failure for each in run.envelopes if isinstance(each.body, m.CompletionFailed)]
     if failed:
         words = printable(failure_words(failed[0]).short, _SHORT)
@@ -120,6 +122,12 @@ def _not_again(run: RecordedRun) -> str:
             words = printable(failure_words(end.failure).short, _SHORT)
             return f"it failed ({words}), and the replies of its model alone do not bring that about again."
     return ""
+
+
+def _reads_earlier(calls: Sequence[m.ToolCallRecord]) -> bool:
+    handles = {str(call.call_id) for call in calls}
+    reads = (_given(each) for each in calls if each.name == _READ_RESULT and each.settlement == "returned")
+    return any(isinstance(given, dict) and given.get("handle") not in handles for given in reads)
 
 
 def _named(tools: Sequence[str], run: RecordedRun) -> dict[str, tuple[str, str]]:
