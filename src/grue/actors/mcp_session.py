@@ -22,7 +22,7 @@ from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note
 from grue.runtime.loops.host_code import calling
 from grue.runtime.trace.recorder import Envelope
 from grue.tool_sessions import connection as connections
-from grue.tool_sessions.connection import Connect, ConnectionStatus, ToolConnection
+from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing, ToolConnection
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 
 _CLOSE_REPORT_S = 1.0
@@ -124,7 +124,8 @@ class SessionActor(Actor[m.SessionCommand]):
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:
-                listing = await connection.open(limit_s)
+                with calling(self._connect, "the server"):
+                    listing = connections.returned(Listing, await connection.open(limit_s))
                 order = self._connection_step(conn.ConnectSucceeded())
                 opened = m.SessionOpened(
                     server=self._server,
@@ -227,7 +228,8 @@ class SessionActor(Actor[m.SessionCommand]):
         return await self._call(connection, batch, call, noted.seq)
 
     async def _report_changed_tools(self, connection: ToolConnection, batch: m.CallTools, cause: int) -> None:
-        tools = await connection.refresh_tools(self._within(batch.timeout_s))
+        with calling(self._connect, "the server"):
+            tools = await connection.refresh_tools(self._within(batch.timeout_s))
         if tools is not None:
             tools = self._named(connection, tools)
             self._tools = tools
@@ -261,10 +263,12 @@ class SessionActor(Actor[m.SessionCommand]):
         try:
             with self._around_call(message):
                 limit_s = self._within(batch.timeout_s)
-                if call.task is None:
-                    result = await connection.call(call.tool, call.arguments, limit_s)
-                else:
-                    result = await connections.finish_task(connection, call.tool, call.task, limit_s)
+                with calling(self._connect, "the server"):
+                    if call.task is None:
+                        result = await connection.call(call.tool, call.arguments, limit_s)
+                    else:
+                        result = await connections.finish_task(connection, call.tool, call.task, limit_s)
+                    result = connections.returned(m.ToolCallResult, result)
         except ToolTimedOutError as error:
             # The time limit that the server's configuration sets may be smaller than the batch's.
             return settled(m.ToolTimedOut, timeout_s=min(batch.timeout_s, error.timeout_s))

@@ -198,7 +198,9 @@ def _right_form(server: object) -> str:
         return "StdioServer(command=..., args=(...))"
     if isinstance(server, FunctionType | MethodType | BuiltinFunctionType) and not _may_connect(server):
         return f"FunctionTools([{server.__name__}])"
-    known = isinstance(server, HostTools) or (callable(server) and not isinstance(server, type))
+    # A class may be a `Connect` itself, if its instances are connections.
+    connects = callable(server) and (not isinstance(server, type) or hasattr(server, "refresh_tools"))
+    known = connects or isinstance(server, HostTools)
     return "" if known else "StdioServer(command=...), HttpServer(url=...) or FunctionTools([...])"
 
 

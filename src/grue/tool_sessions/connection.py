@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -14,6 +14,8 @@ from grue.protocol.tools.results import INTERRUPTED
 from grue.runtime.actor import Note
 from grue.runtime.processes.limits import ServerExit
 from grue.tool_sessions.failures import ToolRefusedError
+
+T = TypeVar("T")
 
 
 class ConnectionStatus(Struct, frozen=True, kw_only=True):
@@ -113,6 +115,14 @@ class ToolConnection(Protocol):
 
 Connect: TypeAlias = Callable[[Note], ToolConnection]
 """Makes a connection that is not entered yet, and that records its server's notices with the `Note`."""
+
+
+def returned(kind: type[T], value: T) -> T:
+    """Return what a connection's method has returned; `TypeError` if it is no `kind`, as a host's may be."""
+    if not isinstance(value, kind):
+        raise TypeError(f"a method of the connection returned {type(value).__name__}, not {kind.__name__}")
+    return value
+
 
 _WithBlocks: TypeAlias = tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]
 

@@ -19,6 +19,7 @@ from grue.hosting import LoggerObserver
 from grue.messages import CompletionReceived, RunTurn, SessionOpened
 from grue.runtime.actor import ActorFailed
 from grue.testing import faulty_server
+from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import ScriptedLlmServer, tool_calls_reply
 
 # --- What is raised, and what comes of it ---
@@ -238,6 +239,53 @@ def test_a_crash_says_which_code_of_the_host_raised(
     assert isinstance(crash.value.__cause__, LookupError)
     assert "else report it" not in str(crash.value)
     assert notes[0].error == f"LookupError: boom (in {whose})"
+
+
+class Cave(FakeToolServer):
+    """A connection of the host's; the class itself makes the connections."""
+
+    def __init__(self, note: object) -> None:
+        super().__init__("cave")
+        self.answers("look", "dust")
+
+
+def test_a_class_of_connections_is_a_server(model: WordedModel, mode: Mode) -> None:
+    with model.runner(mode, servers={"cave": Cave}) as runner:
+        assert runner.run_turn(ask("call cave.look")).tool_calls[0].result.content == "dust"
+
+
+@pytest.mark.parametrize("method", ["open", "call", "refresh_tools"])
+def test_a_crash_says_that_a_connection_of_the_host_raised(model: WordedModel, method: str) -> None:
+    class Broken(Cave):
+        pass
+
+    async def failing(*_: object) -> Any:
+        boom()
+
+    setattr(Broken, method, failing)
+    with (
+        model.runner("turn", servers={"cave": Broken}) as runner,
+        pytest.raises(ActorCrashed, match=r"Your own code raised it, in the server .*Broken\."),
+    ):
+        runner.run_turn(ask("call cave.look"))
+
+
+@pytest.mark.parametrize(("method", "kind"), [("open", "Listing"), ("call", "ToolCallResult")])
+def test_a_connection_that_returns_something_else_is_named(
+    model: WordedModel, method: str, kind: str
+) -> None:
+    class Broken(Cave):
+        pass
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    setattr(Broken, method, nothing)
+    with (
+        model.runner("turn", servers={"cave": Broken}) as runner,
+        pytest.raises(ActorCrashed, match=f"returned NoneType, not {kind}\nYour own code raised it"),
+    ):
+        runner.run_turn(ask("call cave.look"))
 
 
 def test_the_only_member_of_a_group_is_as_much_the_hosts_as_the_group(model: WordedModel) -> None:
