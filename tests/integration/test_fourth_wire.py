@@ -1,6 +1,7 @@
 """A further wire format is a row in the table of formats, and one in that of dialects. Here it is made up."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from fourth_format import DIALECT, FourthFormat
 from talks import changed_prefixes
 from waiting_batch import batching
-from wire_bodies import call_ids, list_of
+from wire_bodies import REPLIES, call_ids, list_of, unread_thoughts
 
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.errors import MCPConfigError
@@ -16,6 +17,7 @@ from grue.fleet.batches import FleetBatches
 from grue.messages import TextDelta
 from grue.policies import Batching
 from grue.protocol.chat_wire.batch_forms import batch_form_of
+from grue.protocol.chat_wire.conversation import EncodedConversation
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.chat_wire.profile import ModelSettings
 from grue.protocol.chat_wire.wire_format import Reply, WireRequest
@@ -53,7 +55,9 @@ def turn(server: ScriptedLlmServer, seen: list[TextDelta] | None = None) -> str:
 
 
 def replies(arguments: str) -> list[LlmReply]:
-    call = tool_calls_reply(("house__look", arguments), content="One moment.", ids=["a"])
+    call = tool_calls_reply(
+        ("house__look", arguments), content="One moment.", ids=["a"], reasoning_content="deep"
+    )
     return [call, text_reply("A long hall.")]
 
 
@@ -67,6 +71,12 @@ def test_a_turn_with_a_tool_call(stream: bool) -> None:
     assert [each.path for each in server.requests] == [IN_PIECES if stream else WHOLE] * 2
     assert {each.chat["model"] for each in server.requests} == {MODEL}
     assert first.tool_names == ["house__look"]
+    assert second.body["talk"][-2] == {
+        "by": "model",
+        "said": "One moment.",
+        "thought": "deep",
+        "calls": [{"id": "a", "name": "house__look", "with": {"at": "door"}}],
+    }
     assert second.body["talk"][-1] == {"by": "tool", "of": "a", "tool": "house__look", "said": "door: a hall"}
     if seen is not None:
         assert "".join(each.text for each in seen) == "One moment.A long hall."
@@ -105,10 +115,16 @@ def test_a_call_of_a_reply_that_was_cut_is_marked_and_one_that_was_stopped_left_
     ended: str, sent: list[str]
 ) -> None:
     body = {"calls": [{"id": "a", "name": "house__look", "with": {}}], "ended": ended}
-    reply = FORMATS["fourth"].decode(msgspec.json.encode(body), WireNames("encoded"), request=1)
+    conversation = EncodedConversation(FORMATS["fourth"].profile)
+    reply = conversation.read(msgspec.json.encode(body), request=1, used_ids=())
     assert isinstance(reply, Reply)
     assert [each.arguments for each in reply.tool_calls] == sent
     assert (reply.cut, bool(reply.stopped)) == (ended == "length", ended == "safety")
+
+
+@pytest.mark.parametrize(("message", "replies"), REPLIES)
+def test_only_a_reply_with_a_thought_counts_as_one(message: dict[str, Any], replies: int) -> None:
+    assert unread_thoughts("fourth", **message) == replies
 
 
 class Batched(FourthFormat):

@@ -1,7 +1,8 @@
-"""A made-up fourth wire format and its scripted dialect, with features that grue's three formats lack.
+"""A made-up fourth wire format and its scripted dialect, with features that grue's own formats lack.
 
 The path of a request contains the model, and whether the reply is streamed; it ends with a query. A result
-names the called tool. The arguments of a call are an object in the field `with`. There are no batches.
+names the called tool. The arguments of a call are an object in the field `with`. A model's thought has to be
+sent back; the parts of the echo have no `type`. There are no batches.
 """
 
 import json
@@ -15,7 +16,7 @@ from grue.protocol.chat_wire.profile import WireProfile
 from grue.protocol.chat_wire.server_events import ServerEvent
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import WireNames
-from grue.testing.providers.chat_rules import BROKEN, Json, Owed, event_of, first_choice, pieces
+from grue.testing.providers.chat_rules import BROKEN, Json, Owed, event_of, first_choice, pieces, reasoning_of
 from grue.testing.providers.dialects import Dialect, DialectName
 
 
@@ -64,7 +65,7 @@ class FourthFormat(w.WireFormat):
     own_fields = frozenset({"talk", "tools", "tool_choice"})
     limit_fields = frozenset({"most"})
     json_objects = False
-    echoes_text = False
+    echoes_text = True
     results_carry_media = False
     marks_results = False
     batches = None
@@ -85,7 +86,11 @@ class FourthFormat(w.WireFormat):
             }
             for each in reply.tool_calls
         ]
-        return (to_json({"by": "model", "said": reply.content or "", "calls": calls}),)
+        again = {name: each for part in w.objects(reply.echo.get("parts")) for name, each in part.items()}
+        return (to_json({"by": "model", "said": reply.content or "", **again, "calls": calls}),)
+
+    def has_thoughts(self, echo: m.JsonObject) -> bool:
+        return any("thought" in part for part in w.objects(echo.get("parts")))
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
         return function
@@ -99,18 +104,20 @@ class FourthFormat(w.WireFormat):
             return fault_of_error(answer["error"])
         if "ended" not in answer:
             return fault_in(answer, "no end")
-        given = [w.as_object(each) for each in w.listed(answer.get("calls"))]
+        given = w.objects(answer.get("calls"))
         calls = tuple(
             w.read_call(each.get("id"), each.get("name"), each.get("with"), ids, names) for each in given
         )
         reason = w.as_text(answer["ended"])
-        reply = w.Reply(
-            content=w.as_text(answer.get("said")) or None,
+        said, thought = (w.as_text(answer.get(name)) for name in ("said", "thought"))
+        return w.Reply(
+            content=said or None,
+            reasoning=thought,
             tool_calls=w.unless_cut(calls, given[-1].get("with")) if reason in w.LENGTH and given else calls,
             finish_reason=reason,
             cut=reason in w.LENGTH,
+            echo={"parts": [{"said": said or ""}, *([{"thought": thought}] if thought else [])]},
         )
-        return w.as_it_ended(reply)
 
     def assembler(self) -> w.Assembler:
         return FourthAssembler()
@@ -146,6 +153,8 @@ def _message(entry: Json) -> Json:
     message: Json = {"role": _ROLES[entry["by"]], "content": entry["said"] or None}
     if entry["by"] == "tool":
         message["tool_call_id"] = entry["of"]
+    if "thought" in entry:
+        message["reasoning_content"] = entry["thought"]
     if entry.get("calls"):
         message["tool_calls"] = [
             {
@@ -163,6 +172,7 @@ def _from_chat(completion: Json, request: Json) -> Json:
     functions = [(each["id"], each["function"]) for each in message.get("tool_calls") or ()]
     return {
         "said": message.get("content") or "",
+        "thought": reasoning_of(message),
         "calls": [
             {"id": call_id, "name": each["name"], "with": _object(each["arguments"])}
             for call_id, each in functions
@@ -189,7 +199,7 @@ def _refusals(body: Json, owed: Owed) -> Iterator[str]:
 def _events(reply: Json, request: Json) -> Iterator[bytes]:
     yield from (event_of({"said": piece}) for piece in pieces(reply["said"]))
     yield from (event_of({"call": each}) for each in reply["calls"])
-    yield event_of({"ended": reply["ended"]})
+    yield event_of({"thought": reply["thought"], "ended": reply["ended"]})
 
 
 DIALECT = Dialect(

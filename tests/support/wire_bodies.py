@@ -69,6 +69,34 @@ def rules_for(profile: WireProfile) -> ProviderRules:
     )
 
 
+def unread_thoughts(wire: str, **message: Any) -> int:
+    """Return how many replies have thoughts for another model, after one with the fields of `message`."""
+    profile = FORMATS[wire].profile
+    dialect = dialect_of(FORMATS[wire].path_of("m", stream=False))
+    assert dialect is not None
+    completion = {"choices": [{"message": {"role": "assistant", **message}, "finish_reason": "stop"}]}
+    body = dialect.from_chat(completion, {"include": ["reasoning.encrypted_content"]})
+    conversation = EncodedConversation(profile, model="m")
+    conversation.ask(OPENING, OfferTools((THINK,)))
+    reply = conversation.read(json.dumps(body).encode(), request=1, used_ids=())
+    assert isinstance(reply, Reply)
+    conversation.keep(reply)
+    conversation.ask([ToolMessage(each.call_id, "1") for each in reply.tool_calls], OfferTools())
+    assert conversation.unread_thoughts == 0
+    conversation.adopt(profile, "another model")
+    return conversation.unread_thoughts
+
+
+CALLING = {"id": "a", "type": "function", "function": {"name": "think.think", "arguments": "{}"}}
+REPLIES: list[tuple[dict[str, Any], int]] = [
+    ({"content": "Yes."}, 0),
+    ({"content": "Hm.", "tool_calls": [CALLING]}, 0),
+    ({"content": "Yes.", "reasoning_content": "deep"}, 1),
+    ({"content": "Hm.", "reasoning_content": "deep", "tool_calls": [CALLING]}, 1),
+]
+"""Replies in the form of chat completions, and how many have thoughts. For `unread_thoughts`."""
+
+
 def refusal(raw: bytes, profile: WireProfile) -> str | None:
     """Return why a strict provider with this profile refuses a request; `None`: it accepts the request."""
     path = FORMATS[profile.wire].path_of(MODEL.model, stream=False)

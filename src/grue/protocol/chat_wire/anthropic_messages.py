@@ -269,6 +269,10 @@ class AnthropicMessages(w.WireFormat):
             return ()
         return (to_json({"role": "assistant", "content": blocks}),)
 
+    def has_thoughts(self, echo: m.JsonObject) -> bool:
+        """Return whether `echo` has a block of thoughts."""
+        return any(block.get("type") in _THOUGHTS for block in w.objects(echo.get(_CONTENT)))
+
     def tool(self, function: m.JsonObject) -> m.JsonObject:
         """Return a tool as an entry of a request's list of tools."""
         schema = function.pop("parameters")

@@ -513,6 +513,10 @@ class ChatCompletions(w.WireFormat):
         echoed = _ECHOED if calls else _ECHOED[:1]  # only a reply with calls needs its `reasoning_content`
         return (to_json(message | {key: reply.echo[key] for key in echoed if key in reply.echo}),)
 
+    def has_thoughts(self, echo: m.JsonObject) -> bool:
+        """Return whether `echo` has anything: it never repeats a text or a call."""
+        return bool(echo)
+
     def tool(self, function: m.JsonObject) -> m.JsonObject:
         """Return a tool as an entry of a request's list of tools."""
         return {"type": "function", "function": function}

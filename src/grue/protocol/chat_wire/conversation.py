@@ -136,16 +136,9 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
     return replace(reply, content=content or None, refusal=refusal, reasoning=reasoning, echo=echo)
 
 
-_NO_THOUGHT = frozenset({"text", "tool_use", "message", "function_call"})
-"""Types of the parts of an `echo` that repeat only a reply's texts and calls."""
-
-
-def _has_thoughts(echo: m.JsonObject) -> bool:
-    """Return whether a reply's `echo`, in any format, holds more than the reply's texts and calls."""
-    return any(
-        not isinstance(parts, list) or any(w.as_object(part).get("type") not in _NO_THOUGHT for part in parts)
-        for parts in echo.values()
-    )
+def _has_thoughts(echo: m.Echo) -> bool:
+    wire = FORMATS.get(echo.wire)  # `None`: a later version of grue has written the conversation's file
+    return wire is None or wire.has_thoughts(echo.data)
 
 
 def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
@@ -401,7 +394,7 @@ class EncodedConversation:
         if kept.echo is not None and (kept.echo.wire, kept.echo.model) == (self.profile.wire, self.model):
             reply = replace(reply, echo=kept.echo.data)
         else:
-            self.unread_thoughts += kept.echo is not None and _has_thoughts(kept.echo.data)
+            self.unread_thoughts += kept.echo is not None and _has_thoughts(kept.echo)
             calls = (replace(call, call_id=self._sent_id(call)) for call in kept.tool_calls)
             reply = replace(reply, tool_calls=tuple(calls))
             reply = without_signature(reply) if self.profile.signs_calls else reply

@@ -348,6 +348,12 @@ class Responses(w.WireFormat):
             encoded.pop()
         return tuple(map(to_json, encoded))
 
+    def has_thoughts(self, echo: m.JsonObject) -> bool:
+        """Return whether `echo` has an item that is neither a message nor a call."""
+        return any(
+            item.get("type") not in ("message", "function_call") for item in w.objects(echo.get(_OUTPUT))
+        )
+
     def tool(self, function: m.JsonObject) -> m.JsonObject:
         """Return a tool as an entry of a request's list of tools."""
         # The strict dialect, which is the default, cannot express every schema of an MCP server.

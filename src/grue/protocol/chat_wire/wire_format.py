@@ -476,6 +476,9 @@ class WireFormat(Protocol):
     def encode_reply(self, reply: Reply, names: WireNames) -> tuple[bytes, ...]:
         """Encode a reply as the assistant's message of later requests; empty if there is nothing to send."""
 
+    def has_thoughts(self, echo: m.JsonObject) -> bool:
+        """Return whether a reply's `echo` has more than the reply's text and calls, such as thoughts."""
+
     def encode_tools(
         self, tools: Iterable[m.ToolDefinition], profile: WireProfile, names: WireNames
     ) -> bytes:

@@ -15,11 +15,13 @@ from wire_bodies import (
     ANSWER,
     MODEL,
     OPENING,
+    REPLIES,
     THINK,
     call,
     list_of,
     markers,
     refusal,
+    unread_thoughts,
     up_to_last_message,
     without_markers,
 )
@@ -31,6 +33,7 @@ from grue.messages import (
     CachePoint,
     CallId,
     ConversationItem,
+    Echo,
     JsonObject,
     OfferTools,
     RequireAnswer,
@@ -438,6 +441,22 @@ def test_only_replies_with_thoughts_count_as_replies_whose_thoughts_are_left_out
     conversation.ask((UserText("And?"),), RequireAnswer())
     conversation.adopt(profile, "another model")
     assert conversation.unread_thoughts == replies
+
+
+@pytest.mark.parametrize("wire", list(FORMATS))
+@pytest.mark.parametrize(("message", "replies"), REPLIES)
+def test_a_reply_of_texts_and_calls_has_no_thoughts_in_any_format(
+    wire: str, message: dict[str, Any], replies: int
+) -> None:
+    assert unread_thoughts(wire, **message) == replies
+
+
+def test_an_echo_of_an_unknown_format_counts_as_thoughts() -> None:
+    history = History(Ledger())
+    history.say((UserText("And?"),))
+    history.keep(AssistantReply(content="Yes.", echo=Echo(wire="a later one", model="m", data={"a": 1})))
+    history.say((UserText("And?"),))
+    assert EncodedConversation(GENERIC, model="m", history=history).unread_thoughts == 1
 
 
 @pytest.mark.parametrize("profile", [GENERIC_MESSAGES, MISTRAL, OPENAI_CHAT], ids=lambda each: each.name)
