@@ -1,4 +1,4 @@
-"""The same episode through all three wire formats: the same trace, and the key nowhere in what is written."""
+"""The same episode through every wire format: the same trace, and the key nowhere in what is written."""
 
 import json
 from collections.abc import Callable
