@@ -22,7 +22,6 @@ from grue.engine.answers import AnswerSpec
 from grue.errors import LLMError
 from grue.messages import TextDelta
 from grue.policies import TurnLimits
-from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.retry import RetryPolicy
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
@@ -33,7 +32,7 @@ from grue.transports.llm.endpoint import LlmSettings
 pytestmark = pytest.mark.slow
 
 KEY = "sk-made-up-master-key"
-WIRES = tuple(FORMATS)
+WIRES = ("chat_completions", "responses", "messages")  # the formats that the proxy speaks
 QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "LITELLM_TELEMETRY": "False",

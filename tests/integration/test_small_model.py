@@ -23,7 +23,6 @@ from grue.engine.answers import AnswerSpec
 from grue.errors import AnswerError, LLMError
 from grue.messages import CompletionReceived, SchemaIgnored, TextDelta, ToolsUnseen
 from grue.policies import TurnLimits
-from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.retry import RetryPolicy
 from grue.tracing.diff import diff
 from grue.tracing.reading import open_episode
@@ -31,7 +30,7 @@ from grue.transports.llm.endpoint import LlmSettings
 
 pytestmark = pytest.mark.slow
 
-WIRES = tuple(FORMATS)
+WIRES = ("chat_completions", "responses", "messages")  # the formats that llama.cpp speaks
 COLOUR = {
     "type": "object",
     "properties": {"swatch": {"type": "string", "maxLength": 12}},

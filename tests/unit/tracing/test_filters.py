@@ -65,7 +65,7 @@ def test_an_actor_is_a_sender_or_a_receiver() -> None:
         ("runturn", "RunTurn"),
         ("turnfa", "TurnFailed"),
         ("timedout", "ToolTimedOut"),
-        ("ToolCall", "ToolCalled"),
+        ("ToolCalle", "ToolCalled"),
         ("delta", "TextDelta"),
         ("opensession", "OpenSession"),
         (" ActorFailed ", "ActorFailed"),
