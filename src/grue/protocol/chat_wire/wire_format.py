@@ -405,9 +405,15 @@ class Delta(Struct, frozen=True):
 
 
 class Assembler(Protocol):
-    """Assembles the events of a streamed reply into the body that an unstreamed reply would have."""
+    """Assembles the events of a streamed reply into the body that an unstreamed reply would have.
 
-    finished: bool  # whether the last event has arrived; the rest of the stream is not needed
+    Events after the one that sets `finished` are not read. So set it at the format's end marker or at an
+    error, not at the finish reason, because events with token counts may follow. If a format has no end
+    marker, leave `finished` false, and let `whole` be true from the finish reason on: the stream is then read
+    to its end.
+    """
+
+    finished: bool  # whether the last event, or an error, has arrived
 
     @property
     def begun(self) -> bool:
@@ -419,7 +425,7 @@ class Assembler(Protocol):
 
     @property
     def whole(self) -> bool:
-        """`True` if the reply is complete, even if the last event has not arrived."""
+        """`True` if `finished`, or if the reply is complete although the last event has not arrived."""
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
         """Add the next event, and return the pieces of text in it."""

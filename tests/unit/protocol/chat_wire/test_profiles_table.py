@@ -2,10 +2,12 @@
 
 A new provider is a row in `profiles.py` and a file in `tests/recorded/golden`, named for the profile: what
 goes out when everything is set that can be. It holds the two requests of a turn that offers a tool, gets a
-call of it, and is then forced to its answer.
+call of it, and is then forced to its answer. `GRUE_UPDATE_GOLDEN=1` writes the files that are missing or
+differ; review them afterwards.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any, get_args
 
@@ -74,16 +76,19 @@ def golden_file(profile: WireProfile) -> Path:
     return GOLDEN / f"{profile.name.replace(' ', '_')}.json"
 
 
-def test_each_profile_has_a_name_and_a_golden_file_of_its_own() -> None:
-    assert len({profile.name for profile in ALL}) == len(ALL)
-    assert sorted(map(golden_file, ALL)) == sorted(GOLDEN.iterdir())
-
-
 @each_case("profile", ALL)
 def test_p15_golden_bodies(profile: WireProfile) -> None:
     file, sent = golden_file(profile), bodies(profile)
+    text = json.dumps(sent, indent=2)
+    if os.environ.get("GRUE_UPDATE_GOLDEN") and (not file.exists() or json.loads(file.read_text()) != sent):
+        file.write_text(f"{text}\n")
     saved = json.loads(file.read_text()) if file.exists() else None
-    assert sent == saved, f"{file} should hold these bodies, if they are right:\n{json.dumps(sent, indent=2)}"
+    assert sent == saved, f"{file} has to hold these bodies; GRUE_UPDATE_GOLDEN=1 writes them:\n{text}"
+
+
+def test_each_profile_has_a_name_and_a_golden_file_of_its_own() -> None:
+    assert len({profile.name for profile in ALL}) == len(ALL)
+    assert sorted(map(golden_file, ALL)) == sorted(GOLDEN.iterdir())
 
 
 @each_case("profile", ALL)
