@@ -37,6 +37,9 @@ def ask(case: dict[str, Any], episode: Episode) -> float:
     llm = settings(case["url"], api_key=None, max_tokens=case.get("max_tokens"))
     with Runner(llm=llm, servers={"f": tools}, trace=episode.trace) as runner:
         right = 0
+        if case.get("map"):
+            rows = [f"case {case['n']} row {row}" for row in range(case["map"])]
+            right -= sum(item.outcome is None for item in runner.map(rows, concurrency=1))
         for turn in range(TURNS):
             text = f"case {case['n']} turn {turn}{random.random() if case.get('chance') else ''}"
             right += runner.run_turn(TurnRequest(text)).response == f"heard {text}"
@@ -81,6 +84,15 @@ def test_episodes_are_played_in_rounds_and_each_request_is_asked_once(tmp_path: 
     assert finished.tally.spent.tokens == 12 * 15
     results = fleet(tmp_path).results()
     assert [each.end.spent.requests for each in results if each.end] == [4, 4, 4]
+
+
+@pytest.mark.slow
+def test_a_work_may_go_on_after_a_map_whose_requests_all_go_into_one_batch(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        finished = run(llm, tmp_path, 1, case={"map": 5})
+    assert finished.tally.scores["score"] == (1, 1.0)
+    assert [len(batch) for batch in llm.batches.made.values()] == [5, 5, *[1] * (2 * TURNS)]
+    assert max(llm.batches.asked.values()) == 1
 
 
 @pytest.mark.slow
@@ -311,6 +323,16 @@ def test_a_request_that_waits_for_a_batch_offers_no_presumed_tools(tmp_path: Pat
             runner.run_turn(TurnRequest("They could be presumed."))
     assert room.waits
     assert "ToolsPresumed" not in (tmp_path / "trace.jsonl").read_text()
+
+
+def test_a_map_yields_no_item_from_the_first_turn_that_waits_on(tmp_path: Path) -> None:
+    with (
+        Runner(llm=settings("http://127.0.0.1:9/v1")) as runner,
+        waiting_in(tmp_path, RequestCount(None, {})),
+        pytest.raises(TurnPostponed),
+    ):
+        next(runner.map((f"row {row}" for row in range(9)), concurrency=2))
+    assert len((tmp_path / REQUESTS).read_text().splitlines()) == 9
 
 
 @pytest.mark.slow

@@ -186,6 +186,7 @@ def _results(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator
     numbered = enumerate(requests)
     waiting: deque[tuple[int, _Started[T]]] = deque()
     episode = batch.begin()
+    postponed: turns.TurnPostponed | None = None  # of a fleet's episode that will be played again
     try:
         while True:
             wanted = 2 * batch.concurrency
@@ -196,11 +197,16 @@ def _results(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator
                 waiting.append((index, _start(index, request, batch, episode)))
             if len(waiting) < wanted:
                 episode.expects_turns = False
+            if not waiting and postponed is not None:
+                raise postponed
             if not waiting:
                 return
             item = _item(*waiting[0])
             waiting.popleft()  # only now: at a Ctrl-C in `_item`, `end_turns` has to end this turn, too
-            yield item
+            if isinstance(item, turns.TurnPostponed):
+                postponed = item  # go on without items, so that one batch gets the requests of all turns
+            elif postponed is None:
+                yield item
     finally:
         end_turns(episode, [each for _, each in waiting if isinstance(each, Call)])
 
@@ -237,7 +243,7 @@ def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -
 
 
 @defer_interrupts()
-def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
+def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]] | turns.TurnPostponed:
     if isinstance(started, BatchItem):
         return started
     if isinstance(started, MCPError):
@@ -245,6 +251,8 @@ def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]]:
     started.join()
     try:
         return BatchItem(index=index, outcome=started.result())
+    except turns.TurnPostponed as waits:
+        return waits
     except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
         return BatchItem(index=index, error=as_ours(error))
 
