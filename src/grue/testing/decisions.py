@@ -35,7 +35,14 @@ def assert_calls(outcome: TurnOutcome[Any], *expected: Called) -> None:
 
     Raises:
         AssertionError: A call differs, is missing or is one too many; the text names the first such call.
+        TypeError: `outcome` is not the outcome of a turn, or one of `expected` is no `Called`.
     """
+    _require_outcome("assert_calls", outcome)
+    for each in expected:
+        if not isinstance(each, Called):
+            raise TypeError(
+                f"assert_calls(outcome, Called(...), Called(...)): {type(each).__name__} is no Called"
+            )
     for number, call in enumerate(outcome.tool_calls, start=1):
         if number > len(expected):
             raise AssertionError(f"call {number} is one too many: {_shown(call)}")
@@ -60,14 +67,18 @@ def assert_answer(outcome: TurnOutcome[Any], answer: object, *, fallback: bool =
         AssertionError: The turn gave another answer, or its use of the fallback is not as `fallback` says.
         TypeError: `outcome` is not the outcome of a turn.
     """
-    if not hasattr(outcome, "kind"):
-        raise TypeError(f"assert_answer wants the TurnOutcome of a turn, not {type(outcome).__name__}")
+    _require_outcome("assert_answer", outcome)
     if fallback and outcome.kind != "fallback":
         raise AssertionError(f"the model gave an answer, {outcome.response!r}, and not the fallback")
     if not fallback and outcome.kind == "fallback":
         raise AssertionError(f"there is no answer of the model: {outcome.reason}")
     if not (_same(answer, outcome.response) or _same(answer, as_json(outcome.response))):
         raise AssertionError(f"the answer is {outcome.response!r}, not {answer!r}")
+
+
+def _require_outcome(asserting: str, outcome: object) -> None:
+    if not hasattr(outcome, "kind"):
+        raise TypeError(f"{asserting} wants the TurnOutcome of a turn, not {type(outcome).__name__}")
 
 
 def arguments_of(call: m.ToolCall | m.ToolCallRecord) -> object:

@@ -16,7 +16,7 @@ from grue import FunctionTools, LlmSettings, RetryPolicy, Runner, TurnRequest
 from grue.errors import LLMError
 from grue.messages import LlmFailure
 from grue.protocol.retry import next_delay
-from grue.testing.decisions import assert_answer
+from grue.testing.decisions import Called, assert_answer, assert_calls
 from grue.testing.llm_server import (
     LlmReply,
     ScriptedLlmServer,
@@ -354,6 +354,15 @@ def test_a_text_reply_of_a_value_and_an_answer_without_its_turn_are_refused() ->
         text_reply({"total": 3})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="assert_answer wants the TurnOutcome of a turn, not str"):
         assert_answer("urgent", "urgent")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="assert_calls wants the TurnOutcome of a turn, not tuple"):
+        assert_calls(())  # type: ignore[arg-type]
+
+
+def test_calls_in_a_list_are_refused() -> None:
+    with ScriptedLlmServer(["north"]) as server:
+        outcome = Runner(llm=server.settings).run_turn("Where to?")
+    with pytest.raises(TypeError, match=r"assert_calls\(outcome, Called\(\.\.\.\), .*: list is no Called"):
+        assert_calls(outcome, [Called("cave.look", {})])  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
