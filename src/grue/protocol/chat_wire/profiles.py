@@ -430,21 +430,27 @@ def read_models(body: bytes) -> dict[str, ListedModel] | None:
         answer = as_object(from_json(body))
     except (ValueError, MemoryError):
         return None
-    if not isinstance(answer.get("data"), list):
+    # Google's own API and Ollama's have a list `models`, whose entries have a `name`.
+    listed = next((each for key in ("data", "models") if isinstance(each := answer.get(key), list)), None)
+    if listed is None:
         return None
     models: dict[str, ListedModel] = {}
-    for entry in objects(answer["data"]):
+    for entry in objects(listed):
         inputs = as_object(entry.get("architecture")).get("input_modalities")
         given = (entry.get("supported_parameters"), inputs)
         names = (frozenset(map(str, each)) if isinstance(each, list) else None for each in given)
-        if isinstance(name := entry.get("id"), str):
+        if isinstance(name := entry.get("id", entry.get("name")), str):
             models[name] = ListedModel(name, *names)
     return models
 
 
 def find_model(models: dict[str, ListedModel], model: str) -> ListedModel | None:
-    """Return a model's entry; for an unlisted variant (`name:nitro`), that of `name`; `None`: no entry."""
-    return models.get(model) or models.get(model.rpartition(":")[0])
+    """Return a model's entry; for an unlisted variant (`name:nitro`), that of `name`; `None`: no entry.
+
+    Google lists its models with `models/` before their names.
+    """
+    names = (model, f"models/{model}", model.rpartition(":")[0])
+    return next((models[name] for name in names if name in models), None)
 
 
 class ToolSupportPolicy(Protocol):

@@ -17,6 +17,7 @@ LISTED = {
         {"id": "vendor/c"},
         {"id": 5},
         "vendor/d",
+        {"id": "models/e"},
     ]
 }
 
@@ -24,17 +25,23 @@ LISTED = {
 def test_a_list_of_models() -> None:
     models = read_models(json.dumps(LISTED).encode())
     assert models is not None
-    assert list(models) == ["vendor/a", "vendor/b", "vendor/b:free", "vendor/c"]
+    assert list(models) == ["vendor/a", "vendor/b", "vendor/b:free", "vendor/c", "models/e"]
     assert {name: model.takes_tools for name, model in models.items()} == {
         "vendor/a": True,
         "vendor/b": False,
         "vendor/b:free": True,
         "vendor/c": None,
+        "models/e": None,
     }
 
 
+def test_a_list_in_the_form_of_google_and_ollama() -> None:
+    models = read_models(b'{"models": [{"name": "models/e", "version": "1"}, {"name": "f:latest"}]}')
+    assert models == {name: ListedModel(name) for name in ("models/e", "f:latest")}
+
+
 @pytest.mark.parametrize(
-    "body", [b"", b"<html>", b"[]", b"{}", b'{"data": {}}', b'{"models": []}', b"[" * 500]
+    "body", [b"", b"<html>", b"[]", b"{}", b'{"data": {}}', b'{"models": {}}', b"[" * 500]
 )
 def test_a_body_that_is_no_list_of_models(body: bytes) -> None:
     assert read_models(body) is None
@@ -47,6 +54,8 @@ def test_a_body_that_is_no_list_of_models(body: bytes) -> None:
         ("vendor/a:nitro", "vendor/a"),
         ("vendor/b:free", "vendor/b:free"),
         ("vendor/x", None),
+        ("e", "models/e"),
+        ("models/e", "models/e"),
         ("a", None),
         ("", None),
     ],
