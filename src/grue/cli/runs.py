@@ -164,8 +164,9 @@ def _outcome_of_trace(path: Path) -> str:
     turns = counted(overview.turns, "turn")
     failed = f", {overview.failures} without an answer" if overview.failures else ""
     calls = f", {counted(overview.tool_calls, 'tool call')}"
+    won = f", {overview.result}" if overview.result else ""
     ended = overview.ending or overview.last or "not finished"
-    return f"{ended}: {turns}{failed}{calls}, {overview.seconds:.1f} s  {overview.title}"
+    return f"{ended}: {turns}{failed}{calls}{won}, {overview.seconds:.1f} s  {overview.title}"
 
 
 def _outcome(path: Path) -> str:

@@ -12,7 +12,10 @@ import pytest
 from grue.cli import runs
 from grue.cli.runs import holds, list_runs, traces_in
 from grue.errors import MCPConfigError
+from grue.hosts.zork.facts import EpisodeEnded
+from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.format import TRACE_FILE
+from grue.runtime.trace.recorder import Recorder
 
 
 @pytest.fixture
@@ -48,6 +51,18 @@ def test_a_folder_that_cannot_be_read_is_passed_over_among_others(closed: Path) 
 def test_a_folder_that_cannot_be_read_is_named(closed: Path) -> None:
     with pytest.raises(MCPConfigError, match=r"Cannot read the folder .*closed: Permission denied"):
         list_runs(closed)
+
+
+def test_a_result_that_only_the_trace_has_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder()
+    recorder.add(writer := TraceWriter(tmp_path / "run.jsonl", episode="one"))
+    ended = EpisodeEnded(reason="won", detail="", turns=2, score=7, max_score=10)
+    recorder.record(ended, sender="host")
+    writer.close()
+    list_runs(tmp_path)
+    assert "won: 0 turns, 0 tool calls, score 7 of 10, " in capsys.readouterr().out
 
 
 def test_a_file_in_place_of_the_folder_is_called_a_file(
