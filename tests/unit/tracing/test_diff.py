@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -16,20 +16,26 @@ from grue.errors import ApprovalPending
 from grue.hosts.skill_agent.facts import McpToolCallCompleted, RunStarted
 from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted, McpInitialized, Observed, Remembered
 from grue.messages import (
+    AnyMessage,
     CallTools,
     CompletionReceived,
     ConversationId,
+    CostUncounted,
     HistoryReference,
     OfferTools,
     RequestCompletion,
     RunTurn,
+    ServerNoted,
     SessionClosed,
     SessionOpened,
+    SettingsLeftOut,
     TextDelta,
     ToolCalled,
     ToolCallResult,
     ToolReturned,
+    ToolsUnseen,
     TurnCompleted,
+    TurnForked,
     TurnParked,
     UserText,
 )
@@ -230,11 +236,28 @@ def test_what_was_caused_outside_its_turn_is_compared_too(tmp_path: Path) -> Non
     assert [difference.path for difference in divergence.differences] == ["$.result.content"]
 
 
-def test_pieces_of_a_streamed_reply_do_not_count(tmp_path: Path) -> None:
+NOT_COMPARED: list[Any] = [
+    CostUncounted(model="m", endpoint="e", limit_usd=1.0),  # once per runner, maybe in an earlier turn
+    ToolsUnseen(request=1, tools=1, prompt_tokens=9, endpoint="e", model="m"),  # once per endpoint
+    SettingsLeftOut(request=1, settings=("top_k",), endpoint="e", model="m"),  # once per endpoint
+    TextDelta(request=1, text="Hm"),  # a reply arrives in any pieces
+    ServerNoted(server="mind", kind="log", text="hm"),  # a server may send notices at any time
+    TurnForked(trace="t", episode="e", turn=1, at=1),  # a fork is compared with the turn that it repeats
+]
+"""A message of each kind with `compared = False`, and why it may differ from run to run."""
+
+
+@pytest.mark.parametrize("body", NOT_COMPARED, ids=lambda body: type(body).__name__)
+def test_messages_that_differ_from_run_to_run_do_not_count(body: Any, tmp_path: Path) -> None:
     left = scene("tools", tmp_path)
     place = place_of(left, CompletionReceived)
-    piece = replace(left[place], seq=9000, body=TextDelta(request=1, text="Hm"), receiver="trace")
-    assert list(diff(left, [*left[:place], piece, *left[place:]])) == []
+    more = replace(left[place], seq=9000, body=body, receiver="trace")
+    assert list(diff(left, [*left[:place], more, *left[place:]])) == []
+
+
+def test_no_other_kind_is_left_out() -> None:
+    kinds = {kind for kind in get_args(AnyMessage) if not kind.compared}
+    assert kinds == set(map(type, NOT_COMPARED))
 
 
 def test_a_turn_that_only_one_has_is_told_as_such(tmp_path: Path) -> None:
