@@ -94,6 +94,10 @@ class Message(Struct, frozen=True, kw_only=True, tag=True, gc=False):
     compared: ClassVar[bool] = True
     """`False`: `grue trace diff` does not compare such messages, because they may differ from run to run."""
 
+    words: ClassVar[str] = ""
+    """How people read the message, a template for `str.format` (`{0.x}`: the field `x`); empty: its row in
+    `grue.tracing.message_words` says it."""
+
 
 class ToSession(Message, frozen=True, kw_only=True):
     """Base of the messages to the actor of a session."""
@@ -621,6 +625,8 @@ class CheckToolSupport(ToLlm, frozen=True, kw_only=True):
     Source: R12
     """
 
+    words = "can the model call tools?"
+
 
 class ToolSupportChecked(Message, frozen=True, kw_only=True):
     """llm -> agent: whether the model supports tools.
@@ -762,6 +768,8 @@ class CompletionPostponed(Message, frozen=True, kw_only=True):
     `item` is the request's id in the batch, or `budget` if the runner's budget has no room for the request.
     """
 
+    words = "request {0.request} waits for a batch as {0.item}"
+
     request: int
     item: str
 
@@ -782,6 +790,8 @@ class ReplyDropped(Message, frozen=True, kw_only=True):
 
 class ServerSampled(Message, frozen=True, kw_only=True):
     """sampling -> agent: a server's request to the model has ended. The turn's budget counts the request."""
+
+    words = "{0.server}, {0.usage.input_tokens} + {0.usage.output_tokens} tokens"
 
     server: ServerName
     usage: Usage
@@ -919,6 +929,8 @@ class TextDelta(LlmNote, frozen=True, kw_only=True):
 
 class OpenSession(ToSession, frozen=True, kw_only=True):
     """agent -> session: connect, with `timeout_s` for each attempt."""
+
+    words = "{0.server}, within {0.timeout_s:g} s"
 
     server: ServerName
     turn: int
@@ -1076,6 +1088,8 @@ class CloseSession(ToSession, frozen=True, kw_only=True):
     Source: R3.5, R3.7
     """
 
+    words = "{0.server}"
+
     server: ServerName
 
 
@@ -1126,6 +1140,8 @@ class ToolCalled(SessionNote, frozen=True, kw_only=True, omit_defaults=True):
 
 class TaskCreated(SessionNote, frozen=True, kw_only=True):
     """session: the server runs the current call as an MCP task. The session polls for the task's result."""
+
+    words = "{0.server} {0.tool}: task {0.task.task_id}, asked every {0.task.poll_s:g} s"
 
     server: ServerName
     tool: str
@@ -1208,6 +1224,8 @@ class CallsDecided(Message, frozen=True, kw_only=True):
 class ApprovalPostponed(Message, frozen=True, kw_only=True):
     """approval -> agent: nobody answers now, so the turn is to be parked."""
 
+    words = "nobody answers now"
+
     expires_at: float | None = None  # epoch seconds at which the calls are denied; `None`: never
 
 
@@ -1247,6 +1265,8 @@ class TurnInterrupted(Message, frozen=True, kw_only=True):
 
 class IterationStarted(TurnNote, frozen=True, kw_only=True):
     """agent: a request with tools is sent, after `iteration - 1` replies with tool calls."""
+
+    words = "{0.iteration} of {0.max_iterations}"
 
     iteration: int
     max_iterations: int
@@ -1591,6 +1611,8 @@ class TurnWaits(Message, frozen=True, kw_only=True):
     `item` is as in `CompletionPostponed`.
     """
 
+    words = "waits for a batch with {0.item}"
+
     turn: int
     request: int
     item: str
@@ -1601,6 +1623,8 @@ class WaitEnded(Message, frozen=True, kw_only=True):
 
     `request` is the number of the request whose reply is read next.
     """
+
+    words = "turn {0.turn} goes on with the reply to request {0.request}"
 
     turn: int
     request: int

@@ -38,7 +38,7 @@ IN_PIECES = "/v1/models/house%2Fa%20b:replyInPieces?a=b&form=2"
 def _rows(monkeypatch: pytest.MonkeyPatch) -> None:
     fourth = FourthFormat()
     monkeypatch.setitem(FORMATS, fourth.name, fourth)  # type: ignore[arg-type]  # a dict that is not to change
-    monkeypatch.setattr(dialects, "_ALL", (*dialects._ALL, DIALECT))
+    monkeypatch.setitem(dialects.DIALECTS, DIALECT.name, DIALECT)
 
 
 def look(at: str) -> str:

@@ -7,7 +7,7 @@ sent back; the parts of the echo have no `type`. There are no batches.
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 from grue import messages as m
 from grue.protocol.chat_wire import wire_format as w
@@ -17,7 +17,7 @@ from grue.protocol.chat_wire.server_events import ServerEvent
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import WireNames
 from grue.testing.providers.chat_rules import BROKEN, Json, Owed, event_of, first_choice, pieces, reasoning_of
-from grue.testing.providers.dialects import Dialect, DialectName
+from grue.testing.providers.dialects import Dialect
 
 
 class FourthAssembler:
@@ -203,7 +203,7 @@ def _events(reply: Json, request: Json) -> Iterator[bytes]:
 
 
 DIALECT = Dialect(
-    name=cast("DialectName", "fourth"),
+    name="fourth",
     path="/models/{model}:reply",
     stream_path="/models/{model}:replyInPieces",
     to_chat=_to_chat,

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.engine.runner import Runner, TurnRequest
 from grue.errors import LLMError, MCPError
+from grue.protocol.chat_wire.formats import FORMATS
 from grue.protocol.retry import RetryPolicy
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.llm_faults import (
@@ -205,44 +206,44 @@ PLAIN: Sequence[Fault] = (
 """Rows with chat completions that are not streamed. Failures are retried if that can help."""
 
 
-def _in_format(label: str, wire: str) -> Sequence[Fault]:
+def _in_format(wire: str) -> Sequence[Fault]:
     """Return rows in another wire format."""
-    more: dict[str, Any] = {"settings": {"wire": wire}, "notes": frozenset([label])}
+    more: dict[str, Any] = {"settings": {"wire": wire}, "notes": frozenset([wire])}
     return (
-        _llm(f"{label}-well-behaved", GOOD_REPLY, **more),
-        _retried(f"{label}-resets-in-body", reset(GOOD_REPLY, after=0.5), "unavailable", **more),
-        _retried(f"{label}-truncated-json", truncated(GOOD_REPLY), "invalid_reply", **more),
-        _retried(f"{label}-error-in-200", error_in_200("Upstream is down."), "unavailable", **more),
-        _retried(f"{label}-rate-limit", rate_limited(1), "unavailable", **more),
-        _llm(f"{label}-web-page", web_page(), web_page(), outcome="LLMError invalid_reply", **more),
+        _llm(f"{wire}-well-behaved", GOOD_REPLY, **more),
+        _retried(f"{wire}-resets-in-body", reset(GOOD_REPLY, after=0.5), "unavailable", **more),
+        _retried(f"{wire}-truncated-json", truncated(GOOD_REPLY), "invalid_reply", **more),
+        _retried(f"{wire}-error-in-200", error_in_200("Upstream is down."), "unavailable", **more),
+        _retried(f"{wire}-rate-limit", rate_limited(1), "unavailable", **more),
+        _llm(f"{wire}-web-page", web_page(), web_page(), outcome="LLMError invalid_reply", **more),
     )
 
 
-def _streamed(label: str, wire: str) -> Sequence[Fault]:
+def _streamed(wire: str) -> Sequence[Fault]:
     """Return rows with streams. After a failure the request is retried from the beginning."""
-    live = {"request": {"on_delta": _ignore_delta}, "notes": frozenset([label, "streamed"])}
+    live = {"request": {"on_delta": _ignore_delta}, "notes": frozenset([wire, "streamed"])}
     more: dict[str, Any] = {"settings": {"wire": wire}, **live}
     impatient = {**more, "settings": {"wire": wire, "retry": replace(PATIENT, idle_timeout_s=0.5)}}
     timed_out = {"outcome": "LLMError timed_out", **impatient}
     return (
-        _llm(f"{label}-stream-well-behaved", GOOD_REPLY, **more),
-        _llm(f"{label}-stream-drips", dripping(GOOD_REPLY, size=64, every_s=0.002), **more),
-        _retried(f"{label}-stream-with-garbage", garbage_in_stream(GOOD_REPLY), "damaged", **more),
+        _llm(f"{wire}-stream-well-behaved", GOOD_REPLY, **more),
+        _llm(f"{wire}-stream-drips", dripping(GOOD_REPLY, size=64, every_s=0.002), **more),
+        _retried(f"{wire}-stream-with-garbage", garbage_in_stream(GOOD_REPLY), "damaged", **more),
         _llm(
-            f"{label}-stream-with-garbage",
+            f"{wire}-stream-with-garbage",
             *[garbage_in_stream(GOOD_REPLY)] * 2,
             outcome="LLMError damaged",
             says=("the stream is damaged", "is not JSON"),
             **more,
         ),
         _retried(
-            f"{label}-stream-not-utf-8", garbage_in_stream(GOOD_REPLY, b"data: {\xe9}\n\n"), "damaged", **more
+            f"{wire}-stream-not-utf-8", garbage_in_stream(GOOD_REPLY, b"data: {\xe9}\n\n"), "damaged", **more
         ),
-        _retried(f"{label}-stream-stalls", stalled(GOOD_REPLY), "timed_out", **impatient),
-        _llm(f"{label}-stream-stalls", stalled(GOOD_REPLY), stalled(GOOD_REPLY), **timed_out),
-        _retried(f"{label}-stream-resets", reset(GOOD_REPLY, after=0.5), "unavailable", **more),
-        _retried(f"{label}-stream-ends-early", truncated(GOOD_REPLY), "unavailable", **more),
-        _retried(f"{label}-stream-error", error_in_stream(GOOD_REPLY), "unavailable", **more),
+        _retried(f"{wire}-stream-stalls", stalled(GOOD_REPLY), "timed_out", **impatient),
+        _llm(f"{wire}-stream-stalls", stalled(GOOD_REPLY), stalled(GOOD_REPLY), **timed_out),
+        _retried(f"{wire}-stream-resets", reset(GOOD_REPLY, after=0.5), "unavailable", **more),
+        _retried(f"{wire}-stream-ends-early", truncated(GOOD_REPLY), "unavailable", **more),
+        _retried(f"{wire}-stream-error", error_in_stream(GOOD_REPLY), "unavailable", **more),
     )
 
 
@@ -253,10 +254,7 @@ def _ignore_delta(delta: m.TextDelta) -> None:
 
 LLM_FAULTS: Sequence[Fault] = (
     *PLAIN,
-    *_in_format("responses", "responses"),
-    *_in_format("messages", "messages"),
-    *_streamed("chat", "chat_completions"),
-    *_streamed("responses", "responses"),
-    *_streamed("messages", "messages"),
+    *(row for wire in FORMATS if wire != "chat_completions" for row in _in_format(wire)),
+    *(row for wire in FORMATS for row in _streamed(wire)),
 )
 """All rows of this module."""

@@ -138,7 +138,7 @@ def models(case: Case) -> Iterable[replies.Step]:
         body = rng.choice((
             damaged(rng, body), with_another_member(rng, listed), with_another_member(rng, listed), dumps(odd_value(rng)), dumps({"data": big})
         ))  # fmt: skip
-        sound = replies.Sound("chat", body, ())
+        sound = replies.Sound("chat_completions", body, ())
         plan = rng.choice((None, None, *replies.ANY_ATTACKS))
         TOLD.note(case.name, 0, "models " + (plan.__name__ if plan else ""), strict=False)
         if plan is not None and plan not in replies.CALLERS:

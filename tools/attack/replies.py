@@ -491,7 +491,7 @@ def _of_a_tool(chosen: Attack, rng: Random, sound: Sound, request: dict[str, Any
 
 
 _BEHIND = {
-    "chat": {"choices": [{"index": 0, "finish_reason": "tool_calls", "delta": {"tool_calls": [
+    "chat_completions": {"choices": [{"index": 0, "finish_reason": "tool_calls", "delta": {"tool_calls": [
         {"index": 0, "id": "x", "function": {"name": "tools.act", "arguments": _WRITTEN}}]}}]},
     "responses": {"type": "response.completed", "response": {"status": "completed", "output": [
         {"type": "function_call", "call_id": "x", "name": "tools.act", "arguments": _WRITTEN}]}},
@@ -564,7 +564,7 @@ def big_parts(rng: Random, sound: Sound) -> Plan:
     """Parts of a stream that are no texts: little to send, and much to hold."""
     many = b"[" + b"{}," * 40_000 + b"{}]"
     part = {
-        "chat": b'{"choices": [{"index": 0, "delta": {"reasoning_details": %b}}]}',
+        "chat_completions": b'{"choices": [{"index": 0, "delta": {"reasoning_details": %b}}]}',
         "messages": b'{"type": "message_delta", "delta": {"x": %b}, "usage": {"y": %b}}',
         "responses": b'{"type": "response.output_item.done", "item": {"x": %b}}',
     }[sound.wire]

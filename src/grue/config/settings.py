@@ -221,7 +221,7 @@ class GameConfiguration(_Table):
         mcp_registry: Base URL of the MCP registry that `grue add NAME` asks; `None`: no registry.
         client_base_url: Base URL of the LLM endpoint; OpenRouter by default.
         agent_model: The endpoint's name for the agent's model.
-        wire_format: Request format: `chat_completions`, `responses` or `messages`; `None`: the URL decides.
+        wire_format: The wire format (docs/guides/endpoints.md); `None`: the URL decides.
         turn_timeout_seconds: Time limit of a whole turn, half an hour by default; `None`: no limit.
         extra_headers: HTTP headers of requests to `client_base_url`; `${VAR}` is an environment variable.
         extra_body: Fields added to the body of each request to `agent_model` unchanged.

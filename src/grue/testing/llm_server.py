@@ -43,7 +43,7 @@ from grue.testing.llm_replies import (
 )
 from grue.testing.providers.batches import ScriptedBatches
 from grue.testing.providers.chat_rules import MALFORMED, Json, ProviderRules, Refusal
-from grue.testing.providers.dialects import CHAT, Dialect, DialectName, dialect_of
+from grue.testing.providers.dialects import CHAT, Dialect, dialect_of
 
 if TYPE_CHECKING:
     from grue import LlmSettings
@@ -192,7 +192,7 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
         body: The parsed body; empty if it is not a JSON object.
         refused: Why the server refused the request; `None`: it accepted the request, or refused it only for
             its length or its path.
-        dialect: The format of the request, by the path; `chat` for an unknown path.
+        dialect: The wire format of the request, by the path; `chat_completions` for an unknown path.
         chat: The body translated to chat completions; empty if the body is malformed or a header is missing.
     """
 
@@ -201,7 +201,7 @@ class LlmRequest(Struct, frozen=True, kw_only=True):
     raw: bytes
     body: dict[str, Any]
     refused: str | None = None
-    dialect: DialectName = "chat"
+    dialect: str = "chat_completions"
     chat: dict[str, Any] = {}
 
     @property
@@ -312,7 +312,7 @@ class ScriptedLlmServer:
         one = _as_reply(script)
         self._script = [one] if one else script if callable(script) else _replies(script)
         self._served = 0
-        self._owed: dict[DialectName, dict[str, list[Json]]] = {}
+        self._owed: dict[str, dict[str, list[Json]]] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._connections: set[socket.socket] = set()

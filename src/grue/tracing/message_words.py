@@ -1,8 +1,9 @@
-"""The words in which each kind of message is shown to people: a table with a row for each kind.
+"""The words in which each kind of message is shown to people.
 
-Each row has a line of text. Some also have a `SpanNote`, or log lines (`observers/events.py` makes those that
-depend on several messages). All facts share one row, because the methods of a fact return its words. A kind
-without a row is shown by its fields.
+If a template and no more is needed, it stands in the message's class (`Message.words`). Any other kind has a
+row in the table here, with a line of text. Some rows also have a `SpanNote`, or log lines
+(`observers/events.py` makes those that depend on several messages). All facts share one row, because the
+methods of a fact return its words. A kind without words is shown by its fields.
 
 Source: R7.1-3, P31
 """
@@ -394,7 +395,9 @@ def _delta(body: m.TextDelta) -> str:
     return f"{'' if body.part == 'content' else f'{body.part} '}{_quoted(body.text, strip=False)}"
 
 
-def _any_fields(body: Struct) -> str:
+def _own_words(body: Struct) -> str:
+    if isinstance(body, m.Message) and body.words:
+        return body.words.format(body)
     fields = msgspec.to_builtins(body)
     fields.pop("type", None)
     return ", ".join(f"{name} {as_json(value, _SHORT)}" for name, value in fields.items())
@@ -522,7 +525,7 @@ def _note_retried(body: m.CompletionRetried) -> SpanNote:
     return SpanNote("completion_retried", Verdict("warning", failure.kind, failure.message), facts)
 
 
-_GENERIC = _Row(_any_fields)
+_GENERIC = _Row(_own_words)
 _FACT = _Row(
     lambda fact: clipped(said_by(fact, Fact.summary).replace("\n", " "), _LONGEST_FACT),
     judge=lambda fact: (severity_told(fact), said_by(fact, Fact.mark)),
@@ -534,7 +537,6 @@ _NAMES = {str(kind.__struct_config__.tag): kind.__name__ for kind in (*get_args(
 _TABLE: dict[type, _Row] = {
     # The turn
     m.RunTurn: _Row(_run),
-    m.IterationStarted: _Row("{0.iteration} of {0.max_iterations}"),
     m.CheckAnswer: _Row(lambda body: _quoted(body.content)),
     m.AnswerAccepted: _Row(lambda body: as_json(body.answer)),
     m.AnswerRefused: _warn("refused", "{0.reason}"),
@@ -580,9 +582,6 @@ _TABLE: dict[type, _Row] = {
         _completed, judge=lambda body: ("good", "") if body.kind == "answered" else ("warn", body.kind)
     ),
     m.TurnParked: _warn("parked", lambda body: f"waits for an approval of {_asked_about(body.questions)}"),
-    m.CompletionPostponed: _Row("request {0.request} waits for a batch as {0.item}"),
-    m.TurnWaits: _Row("waits for a batch with {0.item}"),
-    m.WaitEnded: _Row("turn {0.turn} goes on with the reply to request {0.request}"),
     m.TurnResumed: _Row(
         lambda body: f"turn {body.turn} goes on{', its questions have expired' if body.expired else ''}"
     ),
@@ -608,7 +607,6 @@ _TABLE: dict[type, _Row] = {
         noted=lambda body: SpanNote("actor_failed", crash_verdict(body), {"actor": body.actor}),
     ),
     # Sessions
-    m.OpenSession: _Row("{0.server}, within {0.timeout_s:g} s"),
     m.SessionOpened: _Row(_opened),
     m.ConnectFailed: _Row(
         _not_connected,
@@ -635,7 +633,6 @@ _TABLE: dict[type, _Row] = {
             f"{', '.join(tool.tool for tool in body.tools)}"
         )
     ),
-    m.CloseSession: _Row("{0.server}"),
     m.SessionClosed: _Row(_closed, judge=_judge_ending),
     m.ServerEnded: _Row(_closed, judge=_judge_ending),
     m.ServerNoted: _Row(
@@ -646,7 +643,6 @@ _TABLE: dict[type, _Row] = {
         live=lambda body: body.kind.startswith("bad_"),
         logged=_log_noted,
     ),
-    m.TaskCreated: _Row("{0.server} {0.tool}: task {0.task.task_id}, asked every {0.task.poll_s:g} s"),
     m.ServerRequested: _Row(
         lambda body: (
             f"{body.server} {body.method} {as_json(body.params)}{': ' * bool(body.error)}{body.error}"
@@ -667,7 +663,6 @@ _TABLE: dict[type, _Row] = {
     # Calls
     m.AskApproval: _Row(lambda body: _asked_about(body.questions)),
     m.CallsDecided: _Row(_decisions),
-    m.ApprovalPostponed: _Row("nobody answers now"),
     m.DecisionIgnored: _warn("ignored", "{0.reason}", "{0.call_id}"),
     m.CallTools: _Row(
         lambda body: f"{body.server}: {', '.join(f'{call.call_id} {call.tool}' for call in body.calls)}"
@@ -702,7 +697,6 @@ _TABLE: dict[type, _Row] = {
         noted=_notes("tool_denied", "call_id tool_name=name", error_type="denied", detail="reason"),
     ),
     # The model
-    m.CheckToolSupport: _Row("can the model call tools?"),
     m.ToolSupportChecked: _Row(_supported, judge=_if(lambda body: not body.supported, "warn", "no tools")),
     m.ToolsPresumed: _Row(_presumed),
     m.ToolsVerified: _Row(_verified),
@@ -716,7 +710,6 @@ _TABLE: dict[type, _Row] = {
         noted=_notes("reply_dropped", error_type="reply_dropped", detail="reason"),
     ),
     m.ReplyDropped: _Row(_reply_dropped),
-    m.ServerSampled: _Row("{0.server}, {0.usage.input_tokens} + {0.usage.output_tokens} tokens"),
     m.CompletionReceived: _Row(_reply),
     m.CompletionFailed: _fail("no reply", lambda body: failure_words(body.failure).short),
     m.ModelPassedOver: _about_llm(

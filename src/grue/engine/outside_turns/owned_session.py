@@ -6,7 +6,6 @@ or leave the connection: anyio's cancel scopes must be left in the task that ent
 
 import asyncio
 import contextlib
-from typing import assert_never
 
 import anyio
 from msgspec.structs import replace
@@ -302,21 +301,16 @@ class OwnedSession:
     def _take(self, event: m.SessionEvent) -> bool:
         """Take an event, and wake the task that waits for it. Return whether the session is still open."""
         assert self._actor is not None, "events come from the actor"
-        match event:
-            case m.SessionOpened() | m.McpDisabled() | m.StartupFailed():
-                self.connection = self._actor.connection
-                if isinstance(event, m.SessionOpened):
-                    self.tools, self.serves_unlisted = event.tools, event.serves_unlisted
-                self._opened.set_result(event)
-                return isinstance(event, m.SessionOpened)
-            case m.ToolsChanged(tools=tools):
-                self.tools = tools
-                return True
-            case m.ToolReturned() | m.ToolTimedOut() | m.ToolSkipped() | m.ServerDied():
-                self._settled.set_result(event)
-                return True
-            case m.SessionClosed():
-                self.closed = event
-                return False
-            case _:
-                assert_never(event)
+        if isinstance(event, m.ConnectOutcome):
+            self.connection = self._actor.connection
+            if isinstance(event, m.SessionOpened):
+                self.tools, self.serves_unlisted = event.tools, event.serves_unlisted
+            self._opened.set_result(event)
+            return isinstance(event, m.SessionOpened)
+        if isinstance(event, m.Settlement):
+            self._settled.set_result(event)
+        elif isinstance(event, m.ToolsChanged):
+            self.tools = event.tools
+        elif isinstance(event, m.SessionClosed):
+            self.closed = event
+        return self.closed is None

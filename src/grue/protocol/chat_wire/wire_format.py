@@ -2,7 +2,8 @@
 
 To add a wire format, write a module with a class derived from `WireFormat` and an assembler for its streams
 of server-sent events, and add it to `WireName` and the list in `formats.py`. For tests, teach it to the
-scripted endpoint: add a `Dialect` (`grue.testing.providers`). `tests/support/fourth_format.py` has both.
+scripted endpoint: add the module `NAME_dialect` to `grue.testing.providers`. `tests/support/fourth_format.py`
+has both.
 A format has to map the provider's finish reasons to words in `_WHOLE`: with an unknown reason, a reply that
 has calls counts as stopped early, and `as_it_ended` leaves the calls out.
 

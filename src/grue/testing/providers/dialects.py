@@ -1,38 +1,28 @@
-"""The request formats of providers (`Dialect`), and their translation to chat completions and back."""
+"""The request formats of providers (`Dialect`), and their translation to chat completions and back.
+
+The module `NAME_dialect` of this package has the path and the functions of the wire format `NAME`. To add a
+dialect, add its module.
+"""
 # Scripts, `ProviderRules` and the offline model work on chat completions only.
 
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
 from urllib.parse import unquote
 
 from msgspec import Struct
 
-from grue.testing.providers import messages_dialect, responses_dialect
-from grue.testing.providers.chat_rules import (
-    MALFORMED,
-    Json,
-    Owed,
-    ProviderRules,
-    Refusal,
-    chat_error,
-    chat_events,
-    first_choice,
-    given,
-    refusal_of,
-)
-
-DialectName: TypeAlias = Literal["chat", "responses", "messages"]
-
-_REASONING = ("reasoning_content", "reasoning", "reasoning_details")
+from grue.testing import providers
+from grue.testing.providers.chat_rules import MALFORMED, Json, Owed, ProviderRules, Refusal, refusal_of
 
 
 class Dialect(Struct, frozen=True, kw_only=True):
     """One request format, as functions that translate to and from chat completions."""
 
-    name: DialectName
+    name: str  # the wire format's
     path: str  # end of the URL path; `{model}` in it stands for the model's name
     to_chat: Callable[[Json], Json]
     from_chat: Callable[[Json, Json], Json]  # gets a completion and the request
@@ -55,7 +45,7 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
     def read(self, body: Json, rules: ProviderRules, owed: Owed) -> tuple[Json, Refusal | None]:
         """Return a request as chat completions (`{}` if malformed), and its refusal, or `None`."""
-        if self.name == "chat" and not rules.echo_reasoning:
+        if self.name == "chat_completions" and not rules.echo_reasoning:
             owed = {}
         words: str | None = None
         try:
@@ -77,50 +67,20 @@ class Dialect(Struct, frozen=True, kw_only=True):
             return None
 
 
-def _chat_owed(completion: Json) -> dict[str, list[Json]]:
-    message, _ = first_choice(completion)
-    reasoning = given(message, *_REASONING)
-    return {call.get("id"): [reasoning] for call in message.get("tool_calls") or () if reasoning}
+def _dialect(name: str) -> Dialect:
+    module = import_module(f"{providers.__name__}.{name}{_SUFFIX}")
+    own = {field: each for field, each in vars(module).items() if field in Dialect.__struct_fields__}
+    return Dialect(name=name, **own)
 
 
-def _chat_refusals(body: Json, owed: Owed) -> Iterator[str]:
-    # An assistant message with tool calls repeats an earlier reply. DeepSeek and OpenRouter refuse such a
-    # message without that reply's reasoning.
-    for message in body["messages"] if owed else ():
-        wanted: Json = {}
-        for call in message.get("tool_calls") or ():
-            for reasoning in owed.get(call.get("id"), ()):
-                wanted |= reasoning
-        if changed := [field for field, value in wanted.items() if message.get(field) != value]:
-            yield f"The `{changed[0]}` in the thinking mode must be passed back to the API."
-
-
-def _itself(body: Json, _request: Json | None = None) -> Json:
-    return body
-
-
-CHAT = Dialect(
-    name="chat",
-    path="/chat/completions",
-    to_chat=_itself,
-    from_chat=_itself,
-    error=responses_dialect.error,
-    refusals=_chat_refusals,
-    owed=_chat_owed,
-    events=chat_events,
-    broken_off=chat_error,
-)
-
-
-def _functions_of(module: ModuleType) -> dict[str, Any]:
-    return {name: each for name, each in vars(module).items() if name in Dialect.__struct_fields__}
-
-
-RESPONSES = Dialect(name="responses", path="/responses", **_functions_of(responses_dialect))
-MESSAGES = Dialect(name="messages", path="/messages", **_functions_of(messages_dialect))
-_ALL = (CHAT, RESPONSES, MESSAGES)
+_SUFFIX = "_dialect"
+_NAMES = [
+    each.name.removesuffix(_SUFFIX) for each in iter_modules(providers.__path__) if _SUFFIX in each.name
+]
+DIALECTS = {name: _dialect(name) for name in _NAMES}
+CHAT = DIALECTS["chat_completions"]
 
 
 def dialect_of(path: str) -> Dialect | None:
     """Return the format of requests to a path; `None`: no format has this path."""
-    return next((each for each in _ALL if each.told(path) is not None), None)
+    return next((each for each in DIALECTS.values() if each.told(path) is not None), None)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from grue.testing.providers import chat_rules as shared
 from grue.testing.providers.chat_rules import Json, Owed, Refusal, given, pieces, words
 
+path = "/messages"
 THINKING = frozenset({"thinking", "redacted_thinking"})
 
 _CHOICES = {"auto": "auto", "none": "none", "any": "required"}

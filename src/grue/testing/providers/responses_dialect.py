@@ -7,6 +7,7 @@ from itertools import groupby
 from grue.testing.providers import chat_rules as shared
 from grue.testing.providers.chat_rules import Json, Owed, given, pieces, words
 
+path = "/responses"
 SEALED_REASONING = "reasoning.encrypted_content"
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}

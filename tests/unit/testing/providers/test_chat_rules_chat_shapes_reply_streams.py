@@ -27,14 +27,14 @@ from grue.testing.llm_server import (
     tool_calls_reply,
 )
 from grue.testing.providers.chat_rules import PIECES, pieces
-from grue.testing.providers.dialects import CHAT, MESSAGES, RESPONSES, Dialect
+from grue.testing.providers.dialects import CHAT, DIALECTS, Dialect
 
 Json = dict[str, Any]
-ALL = pytest.mark.parametrize("dialect", [CHAT, RESPONSES, MESSAGES], ids=lambda dialect: dialect.name)
+ALL = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=lambda dialect: dialect.name)
 HEADERS = {"x-api-key": "sk-made-up", "anthropic-version": "2023-06-01"}
 LONG = "Zürich — 🐉 " * 20
 ASKED: dict[str, Json] = {
-    "chat": {"messages": [{"role": "user", "content": "hi"}]},
+    "chat_completions": {"messages": [{"role": "user", "content": "hi"}]},
     "responses": {"input": "hi"},
     "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 99},
 }
@@ -54,7 +54,9 @@ def read(stream: bytes) -> list[tuple[str, Any]]:
 
 def put_together(dialect: Dialect, stream: bytes) -> Json:
     """Return the reply that a stream amounts to, in as far as its deltas say it."""
-    return {"chat": _chat, "responses": _responses, "messages": _messages}[dialect.name](read(stream))
+    return {"chat_completions": _chat, "responses": _responses, "messages": _messages}[dialect.name](
+        read(stream)
+    )
 
 
 def _chat(events: list[tuple[str, Any]]) -> Json:
@@ -171,7 +173,7 @@ def gather(response: httpx.Response, received: bytearray) -> None:
     ids=["text", "length", "refusal", "calls"],
 )
 def test_streams_over_http(dialect: Dialect, reply: LlmReply) -> None:
-    more = {"include": ["reasoning.encrypted_content"]} if dialect is RESPONSES else {}
+    more = {"include": ["reasoning.encrypted_content"]} if dialect.name == "responses" else {}
     response = served(dialect, reply, **more)
     assert response.headers["content-type"].startswith("text/event-stream")
     assert response.headers["transfer-encoding"] == "chunked"

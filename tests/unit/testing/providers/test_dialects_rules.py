@@ -9,9 +9,10 @@ from case_tables import each_case
 
 from grue.testing.llm_server import LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.testing.providers.chat_rules import ProviderRules, sealed
-from grue.testing.providers.dialects import MESSAGES, RESPONSES, Dialect
+from grue.testing.providers.dialects import DIALECTS, Dialect
 
 Json = dict[str, Any]
+MESSAGES, RESPONSES = DIALECTS["messages"], DIALECTS["responses"]
 SCHEMA = {"type": "object", "properties": {}}
 MARK = {"type": "ephemeral"}
 TEXT = {"type": "text", "text": "hi"}
