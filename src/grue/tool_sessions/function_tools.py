@@ -17,6 +17,7 @@ import functools
 import inspect
 import json
 import re
+import sys
 import threading
 import time
 import typing
@@ -183,12 +184,30 @@ def _hints(kind: Any) -> list[Any]:
 
 def _signature(tool: str, function: Callable[..., Any]) -> inspect.Signature:
     try:
-        return inspect.signature(function, eval_str=True)
+        signature = inspect.signature(function, eval_str=True)
+        given = signature.parameters.values()
+        kinds = _evaluated({each.name: each.annotation for each in given}, function)
+        return signature.replace(parameters=[each.replace(annotation=kinds[each.name]) for each in given])
     except (NameError, SyntaxError, TypeError, ValueError) as error:
         advice = f" {WHERE_TO_DEFINE}" if isinstance(error, NameError) else ""
         raise MCPConfigError(
             f"The signature of the tool '{tool}' cannot be read: {error}.{advice}"
         ) from error
+
+
+def _evaluated(annotations: dict[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
+    """Evaluate names in quotes inside annotations, as in `list["Place"]`, which `signature` leaves."""
+
+    def holder() -> None: ...
+
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    called = function if hasattr(function, "__globals__") else type(function).__call__
+    module = vars(sys.modules[function.__module__]) if isinstance(function, type) else None
+    holder.__annotations__ = annotations
+    names = module or getattr(called, "__globals__", {})
+    return typing.get_type_hints(holder, names, include_extras=True)
 
 
 def _is_context(annotation: Any) -> bool:

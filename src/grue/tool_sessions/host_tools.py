@@ -1,5 +1,7 @@
 """The base class by which the engine recognises `FunctionTools` and `ShellTool` without importing either."""
 
+import contextlib
+import copy
 from collections.abc import Awaitable, Callable, Mapping
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -54,9 +56,14 @@ class InvalidArgumentsError(Exception):
 
 
 def is_mutable(default: object) -> bool:
-    """Return whether each call needs its own copy of a default, because it is unhashable, as a list is."""
+    """Return whether each call needs its own copy of a default: it is unhashable, as a list is.
+
+    If it cannot be copied, as a list of locks cannot, the calls share it.
+    """
     try:
         hash(default)
     except TypeError:
-        return True
+        with contextlib.suppress(Exception):
+            copy.deepcopy(default)
+            return True
     return False

@@ -3,12 +3,13 @@
 import dataclasses
 import datetime as dt
 import enum
+import functools
 import math
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, Optional, TypedDict
 
 import msgspec
 import pytest
@@ -346,6 +347,43 @@ def test_a_sentinel_stays_the_same_object(made: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("locks", [[threading.Lock()], {"one": threading.Lock()}])
+def test_a_default_that_cannot_be_copied_is_shared(locks: Any) -> None:
+    def function(a: int, guards: Any = locks) -> None: ...
+
+    assert Parameters("t", function, {}).convert({"a": 1})["guards"] is locks
+
+
+def in_quotes(
+    many: list["Circle"],
+    maybe: Optional["Square"] = None,
+    *,
+    context: Optional["ToolContext"] = None,
+    more: "dict[str, list['Circle']]" = {},  # noqa: B006
+) -> None: ...
+
+
+class Drawing:
+    def __call__(self, many: list["Circle"]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "function",
+    [in_quotes, functools.partial(in_quotes, maybe=None), functools.wraps(in_quotes)(lambda **given: None)],
+)
+def test_names_in_quotes_inside_annotations_are_read(function: Callable[..., Any]) -> None:
+    parameters = Parameters("t", function, {})
+    circle = {"radius": 1.5}
+    given = parameters.convert({"many": [circle], "maybe": {"side": 2.0}, "more": {"a": [circle]}})
+    assert given == {"many": [Circle(1.5)], "maybe": Square(2.0), "more": {"a": [Circle(1.5)]}}
+    assert parameters.context == "context"
+
+
+@pytest.mark.parametrize("function", [Drawing(), Drawing().__call__])
+def test_names_in_quotes_are_read_of_methods(function: Callable[..., Any]) -> None:
+    assert Parameters("t", function, {}).convert({"many": [{"radius": 1.5}]}) == {"many": [Circle(1.5)]}
+
+
 def test_pydantic_is_imported_only_for_functions_that_use_it() -> None:
     script = """
 import dataclasses, sys
