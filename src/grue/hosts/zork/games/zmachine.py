@@ -18,7 +18,7 @@ from grue.hosts.zork.games.game import Observation
 from grue.hosts.zork.games.interpreters import InterpreterProcess, choose_interpreter
 
 _HEADER_BYTES: Final = 64
-_MOST_BYTES: Final = 1 << 20  # no story file is longer: version 8, the last, can address 512 KiB
+_MOST_BYTES: Final = 1 << 20  # twice what version 8 can address: some files have padding at their end
 _OBJECT_TABLE: Final = 0x0A
 _ABBREVIATIONS: Final = 0x18
 _LENGTH: Final = 0x1A
