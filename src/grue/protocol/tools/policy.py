@@ -327,9 +327,10 @@ def settled(
 def read_decisions(given: Iterable[object]) -> tuple[ApprovalDecision, ...]:
     """Return the usable decisions in a program's answers; `TypeError`: an answer is no `ApprovalDecision`."""
     decisions: list[ApprovalDecision] = []
-    for each in given:
-        if not isinstance(each, ApprovalDecision):
-            raise TypeError(f"approve returned {each!r}; it should return decisions, True or False")
+    listed = isinstance(given, Iterable) and not isinstance(given, str)
+    for each in given if listed else (given,):
+        if not listed or not isinstance(each, ApprovalDecision):
+            raise TypeError(f"approve returned {each!r}; it should return a list of decisions, True or False")
         texts = (each.call_id, each.name, each.arguments_digest, each.definition_digest)
         if all(isinstance(text, str) for text in texts):
             decisions.append(sound(each))

@@ -93,5 +93,8 @@ def test_a_decision_about_another_definition_contradicts_nothing() -> None:
 def test_what_is_no_decision_is_an_error_and_one_without_names_is_about_nothing() -> None:
     with pytest.raises(TypeError, match="approve returned None"):
         read_decisions([YES, None])
+    for given, says in ((YES, "ApprovalDecision"), ("yes", "'yes'"), (1, "1")):
+        with pytest.raises(TypeError, match=rf"approve returned {says}.*; it should return a list of decis"):
+            read_decisions(given)  # type: ignore[arg-type]
     nameless: Any = replace(YES, call_id=None)
     assert read_decisions([nameless]) == ()
