@@ -33,7 +33,9 @@ class Overview(Struct, kw_only=True):
     result: str = ""  # the result in a few words, such as a score
     results: m.JsonObject = msgspec.field(default_factory=dict)  # fields of `EpisodeEnded`; see `_PRESENTED`
     resumed: int = 0
-    turns: int = 0  # the highest turn number; in a trace with forks, how many forks
+    # In a trace with forks, how many forks. A turn that goes on after it was parked or cut off counts once.
+    turns: int = 0
+    unfinished: set[int] = msgspec.field(default_factory=set)  # numbers of turns that have not ended
     forks: tuple[str, ...] = ()  # for each fork, the turn that it repeats and what it changes
     failures: int = 0  # turns that failed or ended with a fallback
     failed: set[int] = msgspec.field(default_factory=set)  # numbers of these turns
@@ -52,6 +54,8 @@ class Overview(Struct, kw_only=True):
         if envelope.copied:
             return
         self.usage += usage_in(envelope, self.sampled)
+        if isinstance(envelope.body, m.TurnFailed | m.TurnCompleted):
+            self.unfinished.discard(envelope.body.turn)
         match envelope.body:
             case EpisodeStarted() as started:
                 self._begin(started)
@@ -62,7 +66,8 @@ class Overview(Struct, kw_only=True):
             case EpisodeEnded() as ended:
                 self._end(ended)
             case m.RunTurn(turn=turn, user=user, asks=asks, resumed=resumed):
-                self.turns = max(self.turns, turn)
+                self.turns += turn not in self.unfinished
+                self.unfinished.add(turn)
                 self.failures -= resumed is not None and turn in self.failed
                 self.failed.discard(turn)
                 if asks is not None and len(self.asked) < _MOST_MODELS:

@@ -97,6 +97,15 @@ def test_the_overview_counts_what_was_spent_and_says_how_it_ended(tmp_path: Path
     assert overview.servers == ("mind",)
 
 
+def test_the_overview_counts_each_run_of_a_turn_and_a_turn_that_goes_on_once(tmp_path: Path) -> None:
+    run, end = RunTurn(turn=15, system="", user="a row"), TurnCompleted(turn=15, kind="answered")
+    first = next(iter(open_episode(full_story(tmp_path / "trace.jsonl"))))
+    overview = Overview()
+    for body in (run, end, run, TurnParked(turn=15, calls=()), run, end):
+        overview.see(replace(first, body=body, copied=False))
+    assert overview.turns == 2
+
+
 def test_the_overview_counts_a_fork_and_not_the_turns_that_it_repeats(tmp_path: Path) -> None:
     overview = Overview()
     for envelope in open_episode(full_story(tmp_path / "trace.jsonl")):
