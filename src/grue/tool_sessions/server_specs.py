@@ -176,7 +176,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
-_OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")  # a part of a URL's path that looks like a key
+_OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")  # what looks like a key in a URL
 
 
 HttpTransport: TypeAlias = Literal["auto", "http", "sse"]  # how to speak to a server with a URL
@@ -381,7 +381,9 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
                 "URL": f"basic {b64encode(f'{user}:{password}'.encode()).decode()}",
             }
         found |= {} if self.auth is None else self.auth.secrets()
-        opaque = [part for part in parts.path.split("/") if _OPAQUE.fullmatch(part)]
+        # Azure, for example, has a key in the parameter `code` or `sig`.
+        unnamed = [value for name, value in parse_qsl(parts.query) if not looks_secret(name)]
+        opaque = [part for part in (*parts.path.split("/"), *unnamed) if _OPAQUE.fullmatch(part.rstrip("="))]
         return found | {f"URL key {number}": part for number, part in enumerate(opaque, start=1)}
 
 

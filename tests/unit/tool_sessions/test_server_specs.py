@@ -35,7 +35,8 @@ def test_the_address_shows_where_and_no_secret(url: str, address: str) -> None:
 def test_all_that_may_be_secret_is_known_by_a_name_that_says_so() -> None:
     server = HttpServer(
         name="far",
-        url=f"https://user:pass%20word%20pass@h/{KEY}/mcp?api_key=query-secret&plain=not-a-secret",
+        url=f"https://user:pass%20word%20pass@h/{KEY}/mcp?api_key=query-secret&plain=not-a-secret"
+        "&code=of_a_function-01234567%3D%3D&api-version=2024-08-01-preview",
         headers={
             "Authorization": "Bearer header-secret",
             "X-Api-Key": "second-secret",
@@ -49,6 +50,7 @@ def test_all_that_may_be_secret_is_known_by_a_name_that_says_so() -> None:
         "api_key": "query-secret",
         "URL password": "pass word pass",
         "URL key 1": KEY,
+        "URL key 2": "of_a_function-01234567==",
     }
 
 
