@@ -14,7 +14,7 @@ from transport_servers import QUICK, faulty
 
 from grue import FunctionTools
 from grue.engine.outside_turns.tool_client import ToolClient
-from grue.errors import MCPError, MCPServerStartupError
+from grue.errors import MCPError, MCPServerStartupError, ToolServerDied
 from grue.messages import JsonObject, OpenSession
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.leftovers import assert_nothing_left
@@ -158,6 +158,8 @@ def test_what_is_to_end_the_program_ends_the_call_and_nothing_else() -> None:
     with ToolClient({"f": functions, "g": functions}) as tools:
         with pytest.raises(KeyboardInterrupt, match="own"):
             tools.call("f.leave", {})
+        with pytest.raises(ToolServerDied, match="the session has ended: KeyboardInterrupt: own"):
+            tools.call("f.look", {}, check=True)
         assert tools.call("g.look", {}).content == "dark"
         tools.connect("f")
         assert tools.call("f.look", {}).content == "dark", "connecting again is a new session"

@@ -18,7 +18,7 @@ from grue.protocol.tools.calls import unlisted_tool
 from grue.protocol.tools.policy import definition_digest
 from grue.protocol.turn.connection import ConnectionState
 from grue.runtime.actor import MailboxClosed, Note, Supervisor
-from grue.runtime.loops.host_code import ends_the_task
+from grue.runtime.loops.host_code import ends_the_task, in_words
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions import connection as connections
 from grue.tool_sessions.connection import Connect, ToolConnection, WrappedConnection
@@ -69,6 +69,7 @@ class OwnedSession:
     ) -> None:
         self.connection = connection
         self.fault: BaseException | None = None  # the unexpected exception that ended the session
+        self._fault_raised = False
         self.tools: tuple[m.ToolDefinition, ...] = ()
         self.serves_unlisted = False
         self.closed: m.SessionClosed | None = None
@@ -159,7 +160,7 @@ class OwnedSession:
                 raise MCPError(reason)
             case None:
                 self.raise_fault()
-                raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
+                raise MCPError(f"the session has ended: {self._why_ended()}") from self.fault
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send a request other than a tool call, after the current call, and return the raw result.
@@ -173,15 +174,20 @@ class OwnedSession:
                 raise MCPError(self.died.cause)
             if not self.usable or self._client is None:
                 self.raise_fault()
-                raise MCPError(f"the session has ended: {self.fault or 'it was closed'}") from self.fault
+                raise MCPError(f"the session has ended: {self._why_ended()}") from self.fault
             return await self._client.request(method, params, timeout_s)
 
     def raise_fault(self) -> None:
-        """Raise the session's `fault` if it is a `TraceError`, or is not an `Exception`."""
-        if self.fault is not None and (
-            isinstance(self.fault, TraceError) or not isinstance(self.fault, Exception)
-        ):
+        """Raise the session's `fault` if it is a `TraceError`, or, once, if it is not an `Exception`."""
+        if isinstance(self.fault, TraceError):
             raise self.fault
+        # The caller may have caught what is to end the program. Its next call must not raise it again.
+        if self.fault is not None and not isinstance(self.fault, Exception) and not self._fault_raised:
+            self._fault_raised = True
+            raise self.fault
+
+    def _why_ended(self) -> str:
+        return "it was closed" if self.fault is None else in_words(self.fault)
 
     async def close(self, *, hurried: bool = False) -> None:
         """Close the session, in any state, and wait until it is closed.
