@@ -176,6 +176,7 @@ def request(**wrong: Any) -> TurnRequest[Any]:
         (lambda: FunctionTools("now"), "FunctionTools wants a list of functions"),
         (lambda: FunctionTools([1]), "1 is not a function"),
         (lambda: FunctionTools({"now": 1}), "now is not a function"),
+        (lambda: FunctionTools({}, catch_all=1), "catch_all= is not a function"),
         (lambda: stdio(args="server.py"), "write args=('server.py',)"),
         (lambda: stdio(args=[8000]), "one text for each argument"),
         (lambda: stdio(command=["python", "server.py"]), "write command='python', args=('server.py',)"),

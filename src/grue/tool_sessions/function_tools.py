@@ -577,6 +577,8 @@ class FunctionTools(HostTools):
                     f"FunctionTools: in functions=, a tool's name is a text, not {shown(name)}."
                 )
             _refuse_what_cannot_be_called(name, function)
+        if catch_all is not None:
+            _refuse_what_cannot_be_called("catch_all=", catch_all)
         self.catch_all = catch_all
         self.served = {name: _function(name, function) for name, function in self.functions.items()}
 
