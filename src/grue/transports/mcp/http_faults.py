@@ -27,6 +27,7 @@ _CREDENTIALS = (
     "Check the credentials under `headers` in the server's configuration, for example"
     ' `"Authorization": "Bearer ${TOKEN}"`.'
 )
+_NOT_A_PAGE = "Check that `url` is the server's MCP endpoint, and not a web page or a proxy's."
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9-]{0,30})(?=\s|,|$)")
 ENDPOINT_AT_OTHER_HOST = WireFault(
     "it names an endpoint at another host, which is not used: what is sent is meant for the configured one",
@@ -114,12 +115,18 @@ def redirect_fault(status: int, location: str, *, same_place: bool) -> WireFault
     return WireFault(cause, ends_session=True, remedy=remedy)
 
 
+def redirect_loop(location: str) -> WireFault:
+    """Return the fault for a server that redirects again and again, last to `location`."""
+    return WireFault(
+        f"the server redirects again and again, last to {location}", ends_session=True, remedy=_NOT_A_PAGE
+    )
+
+
 def content_fault(status: int, content_type: str) -> WireFault:
     """Return the fault for an answer with a wrong content type, such as a login page."""
     shown = content_type.partition(";")[0].strip()[:100] or "something without a content type"
-    remedy = "Check that `url` is the server's MCP endpoint, and not a web page or a proxy's."
     cause = f"it answered with {shown} instead of an MCP message (HTTP {status})"
-    return WireFault(cause, ends_session=False, remedy=remedy)
+    return WireFault(cause, ends_session=False, remedy=_NOT_A_PAGE)
 
 
 def environment_fault(error: Exception) -> WireFault:

@@ -240,6 +240,7 @@ _JSON = "application/json"
 _SESSION_ID = "mcp-session-id"
 _LAST_EVENT_ID = "last-event-id"
 _CANCELLED = "notifications/cancelled"
+_FOLLOWED = "grue_redirects_followed"  # an entry of `Request.extensions`
 _ERROR_TEXT_CHARS = 200
 _ERROR_TEXT_BYTES = 65_536
 _IDLE_S = 3.0  # common servers close an unused connection after 5 s; a request sent then is lost
@@ -510,8 +511,12 @@ class _Client(httpx2.AsyncClient):
         )
         # The SDK may follow a redirect to the same server with the same method. Any other redirect would turn
         # a POST into a GET, or send the user's headers, with their secrets, to another server.
-        if following is not None and same_place and request.method == following.method:
-            return response
+        may_follow = following is not None and same_place and request.method == following.method
+        if following is not None and may_follow:
+            followed = request.extensions.get(_FOLLOWED, 0)
+            if followed < self.max_redirects:
+                following.extensions = {**following.extensions, _FOLLOWED: followed + 1}
+                return response
         awaited = _is_awaited(request, head)
         # Refuse a compressed body: a few bytes may expand to gigabytes before a limit counts them.
         if awaited and response.is_success and _is_compressed(response):
@@ -526,6 +531,8 @@ class _Client(httpx2.AsyncClient):
         try:
             if awaited and following is not None:
                 url = plain_text(str(following.url.copy_with(userinfo=b"", query=None, fragment=None)))
+                if may_follow:
+                    return faults.redirect_loop(url)
                 return faults.redirect_fault(response.status_code, url, same_place=same_place)
             # A GET asks for a stream of events, and this answer has another content type.
             if response.is_success and request.method == "GET":

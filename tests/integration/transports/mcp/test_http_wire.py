@@ -235,7 +235,7 @@ async def test_options_choose_tools_and_limit_calls() -> None:
         ("--status list=503", "list", "the server failed (HTTP 503 Service Unavailable)"),
         ("--status list=302 --location http://other/x?k=1", "list", "redirects to http://other/x (HTTP 302)"),
         ("--status list=308 --location http://127.0.0.1:1/mcp", "list", "redirects to http://127.0.0.1:1/mcp"),
-        ("--status initialize=307 --location /mcp", "initialize", "Redirect to http://127.0.0.1"),
+        ("--status initialize=307 --location /mcp", "initialize", "again and again, last to http://"),
         ("--page-at initialize", "initialize", "it answered with text/html instead of an MCP message"),
         ("--garbage-at initialize", "initialize", "its answer is not an MCP message"),
         ("--null-at initialize", "initialize", "result is null"),
