@@ -203,10 +203,12 @@ def _evaluated(annotations: dict[str, Any], function: Callable[..., Any]) -> dic
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
-    called = function if hasattr(function, "__globals__") else type(function).__call__
-    module = vars(sys.modules[function.__module__]) if isinstance(function, type) else None
+    if isinstance(function, type):
+        names = getattr(sys.modules.get(function.__module__), "__dict__", {})
+    else:
+        called = function if hasattr(function, "__globals__") else type(function).__call__
+        names = getattr(called, "__globals__", {})
     holder.__annotations__ = annotations
-    names = module or getattr(called, "__globals__", {})
     return typing.get_type_hints(holder, names, include_extras=True)
 
 

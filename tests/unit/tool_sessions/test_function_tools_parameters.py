@@ -384,6 +384,11 @@ def test_names_in_quotes_are_read_of_methods(function: Callable[..., Any]) -> No
     assert Parameters("t", function, {}).convert({"many": [{"radius": 1.5}]}) == {"many": [Circle(1.5)]}
 
 
+def test_a_class_of_no_module_may_be_a_tool() -> None:
+    nowhere: Any = dataclasses.make_dataclass("Nowhere", [("a", int)], namespace={"__module__": "run_once"})
+    assert Parameters("t", nowhere, {}).convert({"a": 1}) == {"a": 1}
+
+
 def test_pydantic_is_imported_only_for_functions_that_use_it() -> None:
     script = """
 import dataclasses, sys
