@@ -1001,6 +1001,12 @@ def test_the_script_of_offline_cannot_be_forked_without_a_model(tmp_path: Path) 
     assert refused.returncode == 2
     assert "answered by the script of --offline" in refused.stderr
     assert "--model MODEL --base-url URL" in refused.stderr
+    for command, key in itertools.product((["fork"], ["fleet", "fork"]), ("x", "llm.x")):
+        names = grue(
+            *command, "a.jsonl", "--set", f"{key}=0", cwd=tmp_path
+        )  # lists them without a model, too
+        assert names.returncode == 2
+        assert "The settings are: " in names.stderr or "the fields are" in names.stderr, names.stderr
     assert not (tmp_path / "runs").exists()
 
 

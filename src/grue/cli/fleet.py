@@ -104,7 +104,7 @@ def stop_fleet(directory: Path) -> None:
     first = "stops after its running episodes, or at once if you stop it again"
     what = first if stop(directory) == 1 else "cancels its running episodes"
     if is_driven(FleetFolder(directory)):
-        say(f"The fleet {what}. To go on, run its sweep again.")
+        say(f"The fleet {what}. To go on, give the command again that ran it.")
     else:
         # `is_driven` may not see a process of another machine, which also reads the file that `stop` writes.
         say(f"No process of this machine runs the fleet. A process of another machine {what}.")
@@ -191,10 +191,11 @@ def fork_fleet(
     # Before any fork runs, raise an error if the change cannot be made to the first turn.
     turn = chosen[0]
     recorded = read_run(turn.trace, turn.turn, turn.at)
-    refuse_script(recorded, traces, change)
     asks = recorded.asks(recorded.place(turn.at))
-    LlmEndpoint(model_for(asks, change.llm, change.model, change.base_url))
+    llm = model_for(asks, change.llm, change.model, change.base_url)
     changed_turn(recorded.begun, change.changes)
+    refuse_script(recorded, traces, change)
+    LlmEndpoint(llm)
     given = {**structs.asdict(change), "misses": misses}
     changed = {name: value for name, value in given.items() if value not in (None, {})}
     place = directory or folder_of_forks(traces)

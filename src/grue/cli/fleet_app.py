@@ -18,9 +18,9 @@ work = "my_code:ask"
 grid.model = \\["small", "large"]
 cases = \\[{question = "What is 17 + 25?"}, {question = "What is 9 + 8?"}]
 
-For each case and each combination of the settings in grid, the function is
-called as ask(case, episode), and returns a score. Each such call is an
-episode. The argument case is one dict with the case and the settings, such as
+For each case and each combination of the settings in grid, there is an
+episode: the function is called as ask(case, episode), and returns a score.
+The argument case is one dict with the case and the settings, such as
 {"model": "small", "question": "What is 17 + 25?"}. To record a trace, pass
 episode.trace on, for example as Runner(trace=episode.trace).
 
@@ -63,7 +63,7 @@ _RAY = typer.Option(
     None,
     metavar="auto|ADDRESS",
     help="With --engine ray: the address of the cluster; auto: the cluster that runs on this machine.",
-    show_default="like auto, or start a cluster on this machine",
+    show_default="like auto; if no cluster runs, start one on this machine",
 )
 
 
@@ -93,21 +93,21 @@ def run(
 ) -> bool:
     """Run the episodes of a sweep that have no result yet. After a stop, the same command continues.
 
-    An episode is one call of the sweep's function. Its result is what the
-    function returns, or an error of its own that it raises. While episodes run,
-    the command shows the progress: at a terminal in rows that change, else as
-    lines of JSON.
+    The result of an episode is what the sweep's function returns, or an error of
+    its own that it raises. Episodes with a result are not run again; to run all
+    again, change `version` in SWEEP.toml. While episodes run, the command shows
+    the progress: at a terminal in rows that change, else as lines of JSON.
 
-    An episode has no result if its worker process was killed, a server or the
-    model could not be reached, the API key was refused, the account has no
-    credit, or the machine failed. A ConnectionError that the function raises
-    counts as a server that could not be reached. An episode without a result is
-    tried again, up to three times in all. After that, only `grue fleet retry`
-    runs it. If the last 20 attempts all failed in the same way, or the disk is
-    nearly full, the command ends early: mend the cause, and run it again. An
-    episode whose function raised an error of its own has a result and is not run
-    again; to run all episodes again, change `version` in SWEEP.toml. The exit
-    status is 1 if an episode is left without a result.
+    An episode has no result if its worker process was killed, an MCP server did
+    not start, the model could not be reached or did not reply, the API key was
+    refused, the account has no credit, the function raised a ConnectionError, or
+    the machine failed. Such an episode is tried up to three times. After that,
+    only `grue fleet retry` runs it. The exit status is 1 if an episode is left
+    without a result.
+
+    If the last 20 attempts all failed in the same way, or the disk is nearly
+    full, the command ends early. When you have mended the cause,
+    `grue fleet retry` runs all episodes that have no result.
 
     After Ctrl-C no further episodes are started, and the command ends with
     status 1 when the running ones have ended. A second Ctrl-C cancels them, and a
@@ -149,12 +149,13 @@ _WHERE = typer.Option(
     "",
     metavar="CONDITION",
     help='Fork only turns that meet this condition, such as "tool ~ shop and calls > 3". A '
-    "condition is one or more tests NAME OPERATOR VALUE, joined by `and`. The operators are =, !=, > "
-    "and <, and ~ for a regular expression. The names are:\n\n"
+    "condition is one or more tests NAME OPERATOR VALUE, joined by `and`; VALUE has no quotes. The operators "
+    "are =, !=, > and <, and ~ for a regular expression. The names are:\n\n"
     "tool: the name of a tool that the turn called, such as shop.list for the tool list of the server shop. "
     "In traces of `grue chat`, mcp. stands before the names of MCP servers; you may leave it out. One call "
     "that fits is enough; with != no call may have this name.\n\n"
-    "error: the text of an error of a tool call. One that fits is enough, too.\n\n"
+    "error: the text of an error of a tool call. One that fits is enough; with != no error may have this "
+    "text.\n\n"
     "calls: how many tool calls the turn made.\n\n"
     "requests: how many requests to the model it made.\n\n"
     "model, system, user, answer: the model's name, the system prompt, the user's text, and the "
@@ -177,8 +178,8 @@ def fork(
     folder: Path = typer.Argument(
         ...,
         metavar="TRACES",
-        help="A folder, such as runs: fork turns of all traces in it and its subfolders, but no forks. Or a "
-        "run folder, or a trace.jsonl.",
+        help="A folder, such as runs or a run folder, or a trace.jsonl. The turns of all traces in the "
+        "folder and its subfolders are forked, except turns that are forks.",
     ),
     where: str = _WHERE,
     model: str | None = opt.OTHER_MODEL,
@@ -210,18 +211,18 @@ def fork(
     """Run many recorded turns again, each with the same change. After a stop, the same command continues.
 
     A fork runs a recorded turn again from its beginning, with another model,
-    prompt, limit or setting. A tool call that the recorded turn has made too,
-    with the same arguments, gets the recorded result; if none is left, --misses
-    decides. The forks and the recorded turns become episodes of a fleet. To
-    compare them, where DIR is the fleet's folder:
+    prompt, limit or setting. A tool call gets the recorded result of a call with
+    the same arguments. If no such result is left, --misses decides. The forks and
+    the recorded turns become episodes of a fleet. To compare them, where DIR is
+    the fleet's folder:
     grue fleet compare DIR:fork=recorded :fork=changed
 
-    Their scores are: score (1 if the model gave an answer, else 0), same_answer
-    and same_calls (1 if they are as recorded, else 0), requests and tool_calls
-    (how many there were). A fork that fails, for example at a call without a
-    recorded result, has a result, but no scores. The exit status is 1 if a fork
-    has no result, as with `grue fleet run`. At Ctrl-C the command ends as that
-    command does.
+    The scores of an episode are: score (1 if the model gave an answer, else 0),
+    same_answer and same_calls (1 if they are as recorded, else 0), requests and
+    tool_calls (how many there were). A fork that fails, for example at a call
+    without a recorded result, has a result, but no scores. The exit status is 1
+    if a fork has no result, as with `grue fleet run`. At Ctrl-C the command ends
+    as that command does.
     """
     from grue.cli.fleet import fork_fleet
     from grue.cli.fork import change_of
@@ -275,10 +276,10 @@ def table(
 ) -> None:
     """Print a table of mean scores and standard errors, by settings and keys of cases (see --by).
 
-    Only episodes of the latest sweep count (the sweep that was run last in this
-    folder), and of these only episodes with a score. Lines below the table count
-    the episodes without one, such as those that failed. Each row names one of its
-    episodes, for `grue fleet show`.
+    Only episodes of the latest sweep count: the sweep that was run last in this
+    folder. Episodes that failed or have no result are not in the table; lines
+    below it count them. Each row names one of its episodes, for
+    `grue fleet show`.
     """
     from grue.cli.fleet_view import print_table
 
@@ -409,11 +410,11 @@ def score(
         "episode's last turn.\n\n"
         "regex: a regular expression such as '\\[0-9]'. The score is 1 if it is found in the answer, "
         "else 0.\n\n"
-        'schema: a JSON Schema, such as {type = "object"}. The score is 1 if the answer fits it, else '
-        "0.\n\n"
+        'schema: a JSON Schema, such as {type = "object"}. The score is 1 if the answer is JSON '
+        "that fits it, else 0.\n\n"
         "judge: a question about the answer, such as 'Is the answer polite?'. A model gives a number "
         "from 0 (not at all) to 1 (fully). The keys model and base_url choose this model; without "
-        "them the one in pyproject.toml is asked.\n\n"
+        "them, the model of `grue chat` is asked.\n\n"
         "function: a MODULE:FUNCTION.",
     ),
     again: bool = typer.Option(False, "--again", help="Also score episodes that have these scores already."),
@@ -446,9 +447,9 @@ def failures(
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show them.
 
-    An episode has failed if its score does not pass, or if it has begun and has
-    no score. For example, an episode has no score if the sweep's function raised
-    an error, if a server could not be reached, or while it is still running.
+    An episode has failed if the sweep's function raised an error, if its score
+    does not pass, or if it has begun and has no result. For example, an episode
+    has no result if the model could not be reached, or while it is still running.
     Only episodes of the latest sweep count: the sweep that was run last in this
     folder.
     """
@@ -503,7 +504,7 @@ def export(
         metavar="parquet|samples|atif",
         help="parquet: the tables episodes, turns, calls and requests, as Parquet files. Needs the "
         "package duckdb.\n\n"
-        "samples: JSON Lines for training, one line per request to the model.\n\n"
+        "samples: JSON Lines for training, one line per reply of the model.\n\n"
         "atif: one trajectory per episode, in Harbor's format ATIF.",
     ),
     out: Path | None = typer.Option(
@@ -544,9 +545,10 @@ def show(
 
 @fleet_app.command()
 def stop(directory: Path = _DIRECTORY) -> None:
-    """Stop a fleet: let its running episodes end, and start no others. To go on, run the sweep again.
+    """Stop a fleet: let its running episodes end, and start no others.
 
-    A second `grue fleet stop` cancels the running episodes.
+    A second `grue fleet stop` cancels the running episodes. To go on, give the
+    command again that ran the fleet, such as `grue fleet run`.
     """
     from grue.cli.fleet import stop_fleet
 

@@ -133,7 +133,7 @@ def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool, eve
             f"{counted(earlier, 'episode')} not in the latest sweep, and not in the table; --all counts them."
         )
     if failed:
-        say(f"{counted(failed, 'failed episode')} without a score, not in the table.")
+        say(f"{counted(failed, 'failed episode')}, not in the table.")
     if unplayed := sum(not each.played and each.outcome != "damaged" for each in found):
         say(f"{counted(unplayed, 'episode')} without a result, not in the table.")
     if damaged:

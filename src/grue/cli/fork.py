@@ -22,7 +22,7 @@ from grue.config.mcp_servers import configured_names
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import model_for
 from grue.engine.approval import ask_at_terminal
-from grue.engine.fork import RecordedRun, read_run
+from grue.engine.fork import RecordedRun, changed_turn, read_run
 from grue.errors import LLMError, MCPConfigError, MCPError, TraceError
 from grue.policies import Misses
 from grue.runtime.files import os_cause
@@ -62,8 +62,9 @@ def fork_turn(
 ) -> None:
     """Fork the turn, print the answer, and print commands that compare the fork with the recorded turn."""
     recorded = read_run(trace, turn, at)
-    refuse_script(recorded, trace, change)
     llm = model_for(recorded.asks(recorded.place(at)), change.llm, change.model, change.base_url)
+    changed_turn(recorded.begun, change.changes)
+    refuse_script(recorded, trace, change)
     servers = {} if misses == "fail" else _servers(mcp_config, recorded.begun.servers)
     listed = configured_names(recorded.begun.servers, change.tools)
     if listed:  # leave out servers that the turn lacks; if it lacks all, `Runner.fork` raises an error

@@ -13,13 +13,14 @@ _ABOUT = """Show what a sandbox permits, try a command in one, or find out what 
 A sandbox limits what an MCP server can read, write and connect to. Without
 one, a server can do all that you can. To give a server a sandbox, add a key
 to its entry in mcp_config.json, such as "sandbox": "files". The value is a
-preset, or an object such as `grue sandbox learn` prints. The presets are:
+preset, or an object such as {"preset": "files", "hide": \\[".env"]}, in which
+hide closes files and folders. `grue sandbox learn` proposes an object. The
+presets are:
 
 pure: the program can read the interpreter, installed packages, and the folder
 or project of its script with all files there, such as a .env; also the
 system's programs, libraries and certificates. It can read and write a scratch
-folder. It has no network. `grue sandbox show` lists the folders; `hide` in
-the sandbox object of mcp_config.json closes files in them.
+folder. It has no network. `grue sandbox show` lists the folders.
 
 files: like pure, and the program can read and write its working directory.
 
@@ -35,7 +36,7 @@ def sandbox_show(
         None,
         metavar="NAME",
         help="A server in mcp_config.json, whose sandbox is shown, or a preset: pure, files or web.",
-        show_default="all servers",
+        show_default="all servers that grue starts",
     ),
     mcp_config: Path | None = MCP_CONFIG,
     seatbelt: bool = typer.Option(
@@ -87,7 +88,7 @@ def sandbox_learn(
         show_default="read the calls from standard input",
     ),
 ) -> bool:
-    """Watch a server during tool calls, and print a sandbox that suffices for them.
+    """Watch a server during tool calls, and propose a sandbox for it.
 
     The server is started, and runs without a sandbox. To watch it, grue needs
     Linux 5.9 or later. Without --trace, the calls are read from standard input,

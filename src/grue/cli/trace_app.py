@@ -234,14 +234,14 @@ def trace_query(
         "episodes, turns, calls and requests. calls has the calls that the model asked for in turns that "
         "have ended, also those that were denied or not sent (column settlement), so none of `grue run`, "
         "which makes its calls between turns. In episodes, outcome, model, tokens and "
-        'duration are filled in only for a fleet: else take them from turns and requests. "describe calls" '
+        'duration_s are filled in only for a fleet: else take them from turns and requests. "describe calls" '
         "lists the columns of calls.",
     ),
     places: list[Path] | None = typer.Argument(
         None,
         metavar="PLACE",
-        help="What to query: a fleet's folder, a run folder, a trace, a folder that holds several of "
-        "these (itself or in runs), or a folder of tables from `grue fleet export`. There can be several.",
+        help="What to query: a fleet's folder, a run folder, a trace, a folder that has these directly in it "
+        "or in its subfolder runs, or a folder of tables from `grue fleet export`. You can give several.",
         show_default="runs",
     ),
     as_json: bool = JSON_LINES,
@@ -344,7 +344,7 @@ def trace_to_test(
     recorded answer. If the recorded turn had no valid answer, it asserts that the
     turn has no valid answer again. The command runs the test once. If the test
     fails, the file remains, and the exit status is 1. Some turns cannot become a
-    test, such as one in which the model failed.
+    test, such as one in which the model failed or a tool call timed out.
     """
     from grue.cli.trace_to_test import to_test
 

@@ -187,6 +187,8 @@ class Driver:
             self._batches.drop()
         if self._refused and self._stop is None:
             self._end("budget", self._refused)
+        if self._stop is not None and self._stop.reason == "paused" and self.tally.done == self.tally.total:
+            self._stop = None  # all episodes have a result, so nothing is left to go on with
         if self._stop is None:
             ours = self.tally.done + self.tally.given_up + self.tally.unpaid
             self.tally.others = max(0, sum(1 for _ in self._folder.episodes()) - ours)

@@ -141,7 +141,7 @@ def test_a_table_says_how_many_episodes_it_leaves_out(
             folder.make_commit(attempt, end, version="1")
     print_table(tmp_path, None, as_json=False)
     assert capsys.readouterr().out.splitlines()[-2:] == [
-        "1 failed episode without a score, not in the table.",
+        "1 failed episode, not in the table.",
         "1 episode without a result, not in the table.",
     ]
 

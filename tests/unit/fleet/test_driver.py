@@ -255,6 +255,12 @@ def test_a_fleet_pauses_when_everything_fails_in_the_same_way(tmp_path: Path) ->
     assert 20 <= len(engine.jobs) < 30
 
 
+def test_a_fleet_in_which_all_episodes_have_a_result_is_finished_and_not_paused(tmp_path: Path) -> None:
+    failed = AttemptEnd(outcome="failed", kind="ValueError", error="no")
+    finished, _ = run(tmp_path, lambda job, tries: failed, count=20)
+    assert (finished.reason, finished.why, finished.tally.failed) == ("finished", "", 20)
+
+
 def test_different_failures_do_not_pause(tmp_path: Path) -> None:
     def tell(job: Job, tries: int) -> AttemptEnd:
         return replace(DOWN, endpoint=f"http://{int(job.case.settings['n']) % 2}")
