@@ -2,13 +2,14 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from msgspec import Struct
 
-from grue.errors import FleetError
+from grue.errors import FleetError, MissingDependencyError
 from grue.fleet import compare, results
 from grue.fleet.failures import WORDS, around, group_failures
 from grue.fleet.folder import FleetFolder, require_fleet
@@ -173,15 +174,17 @@ def _cell(name: str, found: list[Result], scale: _Scale) -> dict[str, Any]:
         "missing": sum(not each.played for each in found),
         "cases": len(means),
         "mean": mean_of(means) if means else None,
-        "low": None,  # of the 95 % interval
+        "low": None,  # of the 95 % interval; `None` also without numpy and scipy
         "high": None,
     }
     if len(means) < LEAST_CASES:
         return row
-    interval = mean_intervals([means])[0]
-    if not interval.error:
-        interval = with_unseen(interval, *range_of([*means, scale.failed_as]))
-    return row | {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    with suppress(MissingDependencyError):
+        interval = mean_intervals([means])[0]
+        if not interval.error:
+            interval = with_unseen(interval, *range_of([*means, scale.failed_as]))
+        row |= {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    return row
 
 
 def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale) -> list[str]:

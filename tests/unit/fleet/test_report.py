@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,17 @@ def test_scores_that_are_all_equal_have_an_interval_of_some_width(tmp_path: Path
     write_report(tmp_path, tmp_path / "report.html", by=["prompt"])
     found = [(cell["low"], cell["mean"], cell["high"]) for cell in data(tmp_path / "report.html")["cells"]]
     assert found == [(0.0, 0.0, pytest.approx(0.1)), (pytest.approx(0.9), 1.0, 1.0)]
+
+
+def test_a_report_without_numpy_has_means_without_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    make_fleet(tmp_path, lambda *_: 0.5, questions=20, repetitions=1)
+    page = tmp_path / "report.html"
+    write_report(tmp_path, page, by=["prompt"])
+    assert [(each["mean"], each["low"]) for each in data(page)["cells"]] == [(0.5, None)] * 2
+    assert "p = 1" in data(page)["verdicts"][0]
 
 
 def test_a_page_in_another_folder_leads_to_the_episodes(tmp_path: Path) -> None:

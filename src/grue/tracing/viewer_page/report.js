@@ -205,7 +205,7 @@ class Report {
       if (cell.low !== null) drawing.append(shape("line", { class: "whisker", x1: across(cell.low), x2: across(cell.high), y1: 8, y2: 8 }));
       if (cell.mean !== null) drawing.append(shape("circle", { class: "middle", cx: across(cell.mean), cy: 8, r: 4 }));
       const open = opener(cell.name, () => this.list(cell.name, this.all.filter((episode) => episode.cell === number)));
-      const interval = cell.low === null ? "too few cases" : `${short(cell.low)} to ${short(cell.high)}`;
+      const interval = cell.low === null ? (cell.cases < 15 ? "too few cases" : "needs numpy and scipy") : `${short(cell.low)} to ${short(cell.high)}`;
       const numbers = [cell.episodes, cell.failed, cell.missing, cell.cases].map((value) => element("td", { class: "number" }, value.toLocaleString("en")));
       return element("tr", {}, element("td", {}, open), element("td", { class: "number" }, short(cell.mean)), element("td", { class: "number" }, interval), element("td", { class: "wide" }, drawing), ...numbers);
     });
