@@ -19,10 +19,9 @@ from grue.protocol.tools import calls
 from grue.protocol.tools import results as tool_results
 from grue.protocol.turn import connection as conn
 from grue.runtime.actor import Actor, Mailbox, MailboxClosed, Note
-from grue.runtime.loops.host_code import calling
 from grue.runtime.trace.recorder import Envelope
 from grue.tool_sessions import connection as connections
-from grue.tool_sessions.connection import Connect, ConnectionStatus, Listing, ToolConnection
+from grue.tool_sessions.connection import Connect, ConnectionStatus, ToolConnection
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError, ToolTimedOutError
 
 _CLOSE_REPORT_S = 1.0
@@ -109,14 +108,7 @@ class SessionActor(Actor[m.SessionCommand]):
     ) -> conn.ConnectionCommand | None:
         """Connect, make calls until the close, and return what to do next; `None`: the deadline passed."""
         started = current_time()
-        with calling(self._connect, "the server"):
-            connection = self._connect(self._note)
-            if not hasattr(connection, "open"):  # then the function is probably meant as a tool
-                raise TypeError(
-                    f"it returned {type(connection).__name__}, not a connection. A function that is a tool"
-                    f" goes into FunctionTools: servers={{{str(self._server)!r}: FunctionTools([...])}}"
-                )
-        self._connected = connection
+        self._connected = connection = self._connect(self._note)
         closing: float | None = None
         # Compute the limit before `__aenter__`, because `open` subtracts the time that `__aenter__` took.
         # Otherwise that time would count twice: the limit would pass before the turn's deadline, and the
@@ -124,12 +116,11 @@ class SessionActor(Actor[m.SessionCommand]):
         limit_s = self._within(command.timeout_s)
         try:
             async with connection:
-                with calling(self._connect, "the server"):
-                    listing = connections.returned(Listing, await connection.open(limit_s))
+                listing = await connection.open(limit_s)
                 order = self._connection_step(conn.ConnectSucceeded())
                 opened = m.SessionOpened(
                     server=self._server,
-                    tools=self._named(connection, listing.tools),
+                    tools=self._named(listing.tools),
                     attempt=attempt.number,
                     protocol_version=listing.protocol_version,
                     pid=connection.status.pid,
@@ -228,20 +219,14 @@ class SessionActor(Actor[m.SessionCommand]):
         return await self._call(connection, batch, call, noted.seq)
 
     async def _report_changed_tools(self, connection: ToolConnection, batch: m.CallTools, cause: int) -> None:
-        with calling(self._connect, "the server"):
-            tools = await connection.refresh_tools(self._within(batch.timeout_s))
+        tools = await connection.refresh_tools(self._within(batch.timeout_s))
         if tools is not None:
-            tools = self._named(connection, tools)
+            tools = self._named(tools)
             self._tools = tools
             self.listed_last = None if self.listed is None else tools
             await self._report(m.ToolsChanged(server=self._server, tools=tools), cause)
 
-    def _named(
-        self, connection: ToolConnection, tools: tuple[m.ToolDefinition, ...]
-    ) -> tuple[m.ToolDefinition, ...]:
-        if connections.is_of_host(connection):
-            with calling(self._connect, "the server"):
-                tool_results.refuse_deep_schemas(tools)
+    def _named(self, tools: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
         return tuple(
             tool if tool.server == self._server else replace(tool, server=self._server) for tool in tools
         )
@@ -263,12 +248,10 @@ class SessionActor(Actor[m.SessionCommand]):
         try:
             with self._around_call(message):
                 limit_s = self._within(batch.timeout_s)
-                with calling(self._connect, "the server"):
-                    if call.task is None:
-                        result = await connection.call(call.tool, call.arguments, limit_s)
-                    else:
-                        result = await connections.finish_task(connection, call.tool, call.task, limit_s)
-                    result = connections.returned(m.ToolCallResult, result)
+                if call.task is None:
+                    result = await connection.call(call.tool, call.arguments, limit_s)
+                else:
+                    result = await connections.finish_task(connection, call.tool, call.task, limit_s)
         except ToolTimedOutError as error:
             # The time limit that the server's configuration sets may be smaller than the batch's.
             return settled(m.ToolTimedOut, timeout_s=min(batch.timeout_s, error.timeout_s))
@@ -276,8 +259,6 @@ class SessionActor(Actor[m.SessionCommand]):
             result, error_code = tool_results.call_failed(str(refused)), refused.code
         except ServerFailed as failed:
             return settled(m.ServerDied, server=self._server, failure=failed.failure)
-        if connections.is_of_host(connection):
-            result = tool_results.recordable(result)
         return settled(m.ToolReturned, result=result, error_code=error_code)
 
     async def _report(self, event: m.SessionEvent, cause: int | None) -> None:

@@ -30,7 +30,7 @@ from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.recorder import Recorder
-from grue.tool_sessions.connection import Connect, SeenListing, ToolConnection
+from grue.tool_sessions.connection import Connect, HostsConnection, SeenListing, ToolConnection
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads
 from grue.tool_sessions.host_tools import HostTools, ToolServer
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
@@ -48,7 +48,7 @@ def connect_to(
         case HostTools():
             return lambda note: server.connect(m.ServerName(name), registry, note=note)
         case _:
-            return server
+            return lambda note: HostsConnection(server, m.ServerName(name), note)
 
 
 def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:

@@ -10,8 +10,10 @@ from msgspec import Struct
 from grue import messages as m
 from grue.errors import MCPError
 from grue.policies import Ending
+from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.results import INTERRUPTED
 from grue.runtime.actor import Note
+from grue.runtime.loops.host_code import calling
 from grue.runtime.processes.limits import ServerExit
 from grue.tool_sessions.failures import ToolRefusedError
 
@@ -117,13 +119,6 @@ Connect: TypeAlias = Callable[[Note], ToolConnection]
 """Makes a connection that is not entered yet, and that records its server's notices with the `Note`."""
 
 
-def returned(kind: type[T], value: T) -> T:
-    """Return what a connection's method has returned; `TypeError` if it is no `kind`, as a host's may be."""
-    if not isinstance(value, kind):
-        raise TypeError(f"a method of the connection returned {type(value).__name__}, not {kind.__name__}")
-    return value
-
-
 _WithBlocks: TypeAlias = tuple[m.ToolCallResult, tuple[m.JsonObject, ...]]
 
 
@@ -182,14 +177,6 @@ def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncCont
     return contextlib.nullcontext() if alone is None else alone()
 
 
-def is_of_host(connection: ToolConnection) -> bool:
-    """Return whether a class of the host makes the `ToolCallResult`s, so that these may have any form."""
-    inner = connection._connection if isinstance(connection, WrappedConnection) else None  # noqa: SLF001
-    module = type(connection).__module__
-    ours = module.startswith("grue.") and not module.startswith("grue.hosts.")
-    return not ours or (inner is not None and is_of_host(inner))
-
-
 class WrappedConnection:
     """A base class: a `ToolConnection` that forwards the calls of its methods to another one.
 
@@ -237,3 +224,74 @@ class WrappedConnection:
     def status(self) -> ConnectionStatus:
         """The state of the wrapped connection."""
         return self._connection.status
+
+
+class HostsConnection(WrappedConnection):
+    """A connection that the host's `connect` makes, with checks of what its methods return.
+
+    Raises `TypeError` if `connect` or a method returns something of another type, and `ValueError` if the
+    trace could not be read because of a tool's schema; these errors, and those of the methods themselves, are
+    marked as the host's. In place of a result that cannot be recorded, the model gets an error.
+    """
+
+    def __init__(self, connect: Connect, server: m.ServerName, note: Note) -> None:
+        self._connect = connect
+        with self._calling():
+            connection = connect(note)
+            if not hasattr(connection, "open"):  # then the function is probably meant as a tool
+                raise TypeError(
+                    f"it returned {type(connection).__name__}, not a connection. A function that is a tool"
+                    f" goes into FunctionTools: servers={{{str(server)!r}: FunctionTools([...])}}"
+                )
+        super().__init__(connection)
+
+    def _calling(self) -> contextlib.AbstractContextManager[None]:
+        return calling(self._connect, "the server")
+
+    async def open(self, timeout_s: float) -> Listing:
+        """Open the host's connection."""
+        with self._calling():
+            listing = _returned(Listing, await super().open(timeout_s))
+            tool_results.refuse_deep_schemas(listing.tools)
+        return listing
+
+    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
+        """Call a tool."""
+        with self._calling():
+            return _recordable(await super().call(tool, arguments, timeout_s))
+
+    async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
+        """Ask the host's connection for the result of an MCP task."""
+        with self._calling():
+            return _recordable(await super().finish_task(tool, task, timeout_s))
+
+    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
+        """Return the new tools; `None`: no change was announced, or the tools could not be listed."""
+        with self._calling():
+            tools = await super().refresh_tools(timeout_s)
+            tool_results.refuse_deep_schemas(tools or ())
+        return tools
+
+    async def call_with_blocks(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> _WithBlocks:
+        """Call a tool. Return its result, and the content blocks if the connection keeps them."""
+        with self._calling():
+            result, blocks = await call_with_blocks(self._connection, tool, arguments, timeout_s)
+            return _recordable(result), blocks
+
+    async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
+        """Send any request; raises `MCPError` if the host's connection cannot."""
+        return await request(self._connection, method, params, timeout_s)
+
+    async def still_there(self, timeout_s: float) -> bool:
+        """Return whether the session seems usable."""
+        return await still_there(self._connection, timeout_s)
+
+
+def _recordable(result: m.ToolCallResult) -> m.ToolCallResult:
+    return tool_results.recordable(_returned(m.ToolCallResult, result))
+
+
+def _returned(kind: type[T], value: T) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"a method of the connection returned {type(value).__name__}, not {kind.__name__}")
+    return value

@@ -255,7 +255,9 @@ def test_a_class_of_connections_is_a_server(model: WordedModel, mode: Mode) -> N
 
 
 @pytest.mark.parametrize("method", ["open", "call", "refresh_tools"])
-def test_a_crash_says_that_a_connection_of_the_host_raised(model: WordedModel, method: str) -> None:
+def test_a_crash_says_that_a_connection_of_the_host_raised(
+    model: WordedModel, method: str, mode: Mode
+) -> None:
     class Broken(Cave):
         pass
 
@@ -264,7 +266,7 @@ def test_a_crash_says_that_a_connection_of_the_host_raised(model: WordedModel, m
 
     setattr(Broken, method, failing)
     with (
-        model.runner("turn", servers={"cave": Broken}) as runner,
+        model.runner(mode, servers={"cave": Broken}) as runner,
         pytest.raises(ActorCrashed, match=r"Your own code raised it, in the server .*Broken\."),
     ):
         runner.run_turn(ask("call cave.look"))
@@ -272,7 +274,7 @@ def test_a_crash_says_that_a_connection_of_the_host_raised(model: WordedModel, m
 
 @pytest.mark.parametrize(("method", "kind"), [("open", "Listing"), ("call", "ToolCallResult")])
 def test_a_connection_that_returns_something_else_is_named(
-    model: WordedModel, method: str, kind: str
+    model: WordedModel, method: str, kind: str, mode: Mode
 ) -> None:
     class Broken(Cave):
         pass
@@ -282,7 +284,7 @@ def test_a_connection_that_returns_something_else_is_named(
 
     setattr(Broken, method, nothing)
     with (
-        model.runner("turn", servers={"cave": Broken}) as runner,
+        model.runner(mode, servers={"cave": Broken}) as runner,
         pytest.raises(ActorCrashed, match=f"returned NoneType, not {kind}\nYour own code raised it"),
     ):
         runner.run_turn(ask("call cave.look"))

@@ -20,6 +20,7 @@ from grue.messages import (
     OpenSession,
     ServerCall,
     ServerDied,
+    ServerName,
     SessionClosed,
     SessionOpened,
     StartupFailed,
@@ -35,7 +36,7 @@ from grue.protocol.turn.connection import ConnectionState, Disabled, Proven, Unt
 from grue.runtime.actor import Mailbox, Supervisor
 from grue.runtime.trace.format import is_deeper
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.tool_sessions.connection import Listing, WrappedConnection
+from grue.tool_sessions.connection import HostsConnection, Listing, WrappedConnection
 from grue.tool_sessions.failures import ToolTimedOutError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -177,15 +178,20 @@ async def test_a_group_that_ends_closes_the_session() -> None:
     assert bench.server.log == ["enter", "open", "leave"]
 
 
+def of_host(server: ScriptedServer, *, wrapped: bool = False) -> "Bench":
+    """A bench whose session uses the server's connections as those that a host has passed as a server."""
+    made = server.connect
+    own = (lambda note: WrappedConnection(made(note))) if wrapped else made
+    server.connect = lambda note: HostsConnection(own, ServerName("a"), note)  # type: ignore[assignment, return-value, arg-type]
+    return Bench(server)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("nest", [lambda inner: [inner], lambda inner: (inner,), lambda inner: {"a": inner}])
 async def test_a_hosts_result_that_is_nested_too_deeply_is_cut_for_the_trace(
     nest: Any, wrapped: bool
 ) -> None:
-    bench = Bench(ScriptedServer(tools={"look": nested(3000, nest)}))
-    if wrapped:
-        made = bench.server.connect
-        bench.server.connect = lambda note: WrappedConnection(made(note))  # type: ignore[assignment, return-value]
+    bench = of_host(ScriptedServer(tools={"look": nested(3000, nest)}), wrapped=wrapped)
     _, returned_deep, _ = await bench.play(open_session(), call_tools("look"), CLOSE)
     written = json.encode(returned_deep)
     assert b"[nested too deeply]" in written
@@ -204,7 +210,7 @@ def knotted(size: int = 0) -> Any:
 
 @pytest.mark.parametrize("content", [knotted(), {"a": (knotted(60),)}])
 async def test_a_hosts_result_that_holds_itself_again_and_again_is_an_error_at_once(content: Any) -> None:
-    bench = Bench(ScriptedServer(tools={"look": content}))
+    bench = of_host(ScriptedServer(tools={"look": content}))
     _, answered, _ = await bench.play(open_session(), call_tools("look"), CLOSE)
     assert answered.result.content is None
     assert answered.result.error_message.startswith("Tool call failed: the result holds itself, or the same")
@@ -218,14 +224,16 @@ async def test_a_hosts_tool_whose_schema_the_trace_could_not_hold_is_refused_by_
         async def open(self, timeout_s: float) -> Listing:
             return Listing(tools=listed, protocol_version="")
 
-    bench = Bench(ScriptedServer())
-    bench.server.connect = lambda _note: Listed(bench.server, "ok")  # type: ignore[method-assign]
+    server = ScriptedServer()
+    server.connect = lambda _note: Listed(server, "ok")  # type: ignore[method-assign]
+    bench = of_host(server)
     with pytest.raises(
         ActorCrashed, match=r"the schema of its tool 'maze' is nested .*\n.*own code raised it"
     ):
         await bench.play(open_session())
-    bench = Bench(ScriptedServer())
-    bench.server.relisted = listed
+    server = ScriptedServer()
+    server.relisted = listed
+    bench = of_host(server)
     with pytest.raises(
         ActorCrashed, match=r"the schema of its tool 'maze' is nested .*\n.*own code raised it"
     ):
