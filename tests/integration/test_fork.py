@@ -951,12 +951,9 @@ def test_the_servers_of_an_agent_loop_s_turn_are_those_of_the_configuration(
         episode: Any = SimpleNamespace(trace=tmp_path / "fleet.jsonl")
         assert fork_again(case, episode)["score"] == 1
     learned = grue("sandbox", "learn", "mcp_config.json", "mind", "--trace", str(trace), cwd=tmp_path)
-    assert "1 call, 0 failed. The sandbox that would have sufficed:" in learned.stderr
+    assert "1 call, 0 failed. The proposed sandbox:" in learned.stderr
     learned = grue("sandbox", "learn", "mcp_config.json", "other", "--trace", str(trace), cwd=tmp_path)
-    assert (
-        "0 calls, 0 failed. The sandbox that would have sufficed, for the server's start alone:"
-        in learned.stderr
-    )
+    assert "0 calls, 0 failed. The proposed sandbox, for the server's start alone:" in learned.stderr
 
 
 @pytest.mark.slow

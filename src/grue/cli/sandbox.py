@@ -125,7 +125,7 @@ def learn(path: Path, name: str, traces: list[Path]) -> bool:
                 raise
             unreadable = error
     alone = "" if count else ", for the server's start alone"
-    say(f"{counted(count, 'call')}, {failed} failed. The sandbox that would have sufficed{alone}:", err=True)
+    say(f"{counted(count, 'call')}, {failed} failed. The proposed sandbox{alone}:", err=True)
     box, left_out = learned()
     say(box)
     if left_out:

@@ -101,7 +101,8 @@ def sandbox_learn(
     files. If the server has read one file in a folder of packages, such as
     node_modules, the sandbox permits reading all of that folder. It permits
     writing in a whole folder if the server has made, renamed or deleted one file
-    there. It never permits reading or writing all of /tmp or of your home folder.
+    there, or tried to. It never permits reading or writing all of /tmp or of your
+    home folder.
 
     The exit status is 1 if a call fails.
     """

@@ -338,7 +338,7 @@ def test_a_server_that_does_not_start_is_not_learned_and_the_way_back_names_its_
     learned = run.invoke(app, ["sandbox", "learn", "other.json", "server"])
     assert learned.exit_code == 1
     assert "Failed to start MCP server 'server'" in learned.output
-    assert "would have sufficed" not in learned.output
+    assert "proposed sandbox" not in learned.output
 
 
 def test_calls_that_are_not_text_are_refused(run: CliRunner) -> None:

@@ -77,7 +77,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
             talk.finish("failed" if program.failed else "ended")
         # Call `learned` after the servers have ended: before, the watched one may still open files.
         if wiring.learned is not None:
-            screen.tell(Line(f"The sandbox that would have sufficed for {options.learn}:", DIM))
+            screen.tell(Line(f"The proposed sandbox for {options.learn}:", DIM))
             box, left_out = wiring.learned()
             for row in (*box.splitlines(), *left_out.splitlines()):
                 screen.tell(Line(row))
