@@ -140,10 +140,8 @@ def summary_of(finished: Finished, place: Path, again: str) -> str:
             again,
         ]
     if tally.others:
-        lines.append(
-            f"{counted(tally.others, 'further episode')} in {shown_argument(place)}, with settings that this"
-            " sweep lacks."
-        )
+        others = counted(tally.others, "further episode")
+        lines.append(f"{others} in {shown_argument(place)}, of other settings or another version.")
     return "\n".join(lines)
 
 

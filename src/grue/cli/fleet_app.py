@@ -447,9 +447,10 @@ def failures(
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show them.
 
-    An episode has failed if the sweep's function raised an error, if its score
-    does not pass, or if it has begun and has no result. For example, an episode
-    has no result if the model could not be reached, or while it is still running.
+    An episode has failed if the sweep's function raised an error or took too
+    long, if the score does not pass, or if the episode has begun and has no
+    result. For example, an episode has no result if the model could not be
+    reached, or while it is still running.
     Only episodes of the latest sweep count: the sweep that was run last in this
     folder.
     """
