@@ -104,7 +104,7 @@ _INTERPRETER = typer.Option(
     None,
     metavar="dfrotz|fernz",
     help="The program that runs a story file.",
-    show_default="dfrotz; but fernz if dfrotz is not installed, or would leave out some of the story's text",
+    show_default="the installed one; of both, dfrotz, unless only fernz prints all of the story's text",
 )
 _GAME_SERVERS = opt.mcp_config(
     "with `enabled = true` under tool.grue.mcp in pyproject.toml: the config_file there, or mcp_config.json; "
@@ -161,9 +161,9 @@ def play(
 
     An episode is one game. In each turn the model reads what the game says, may
     call tools, and decides on one move. The exit status is 0 even if the game is
-    not won; it is 1 if the model or the server cannot be reached, or if three
-    turns in a row, or all turns, end without a usable answer. To watch an episode
-    without an API key:
+    not won; it is 1 if an error ends the episode, or if three turns in a row, or
+    all turns, end without a usable answer. To watch an episode without an API
+    key:
     grue play --offline --pace 1
     """
     from grue.cli.episode_options import PlayOptions
@@ -231,17 +231,17 @@ def init(
         "into mcp_config.json, with variables in place of what may be an API key; repeatable. If "
         "mcp_config.json exists already, the entries to add to it are printed instead.",
         show_default="grue looks for the files of these programs. At a terminal it asks for each file "
-        "whether to copy its servers; in a pipe it copies none, and prints a `grue init --from` command "
-        "for each file",
+        "with servers whether to copy them; in a pipe it copies none, and prints a `grue init --from` "
+        "command for each such file",
     ),
 ) -> None:
     """Write a small agent program, its test and mcp_config.json. No existing file is changed.
 
     The program, agent.py, asks a model a question. The model may use the tools
-    of the MCP servers in mcp_config.json. The model is one of OpenRouter, or one
-    of Ollama if that runs on this machine and no API key for OpenRouter is set.
-    The test, test_agent.py, needs no network and no API key. The command prints
-    what was written, and what to do next.
+    of the MCP servers in mcp_config.json. If no API key for OpenRouter is set and
+    Ollama on this machine has a model, agent.py names that; otherwise it names
+    one of OpenRouter. The test, test_agent.py, needs no network and no API key.
+    The command prints what was written, and what to do next.
     """
     from grue.cli.init import start_project
 
@@ -326,21 +326,21 @@ def add(
     mcp_tools.lock.
 
     If an environment variable that a server's description requires is not set,
-    the command only writes the entry. If mcp_config.json has other servers but no
-    mcp_tools.lock, it approves no tools. In both cases it prints what to do. If
-    the server does not start, its entry remains, and the exit status is 1.
+    the command writes the entry, but does not start the server. If
+    mcp_config.json has other servers but no mcp_tools.lock, it approves no tools.
+    In both cases it prints what to do. If it cannot start the server, the entry
+    remains, and the exit status is 1.
 
     If a server's description asks for an API key, mcp_config.json gets the name
     of an environment variable, such as ${API_KEY}. An optional key whose variable
     is not set is left out. In a URL, or in ARGUMENTS of a program of your own,
     write such a name in place of a key ('${API_KEY}'), because the key itself
-    would be stored there; the variable must be set. ARGUMENTS of a package cannot
-    have such a name.
+    would be stored there. ARGUMENTS of a package cannot have such a name.
 
-    A path in ARGUMENTS becomes absolute if it exists. In ARGUMENTS of a package,
-    a path needs a slash: write ./docs, not docs. If this machine can enforce
-    sandboxes, a program that is not your own runs in one (see grue sandbox). An
-    OCI image runs in its own container.
+    One of ARGUMENTS that is the path of an existing file or folder becomes
+    absolute; for a package, only if it has a slash: write ./docs, not docs. If
+    this machine can enforce sandboxes, a program that is not your own runs in one
+    (see grue sandbox). An OCI image runs in its own container.
     """
     from grue.cli.add import Adding, add_server
 
@@ -367,7 +367,8 @@ def remove(
     """Remove an MCP server from mcp_config.json.
 
     The command also removes the server's tools from mcp_tools.lock, the list of
-    approved tools, and deletes the files that `grue add` has downloaded for it.
+    approved tools, and deletes the server's folders in mcp_bundles and
+    mcp_packages, which `grue add` makes for downloads.
     """
     from grue.cli.add import remove_server
 
@@ -411,7 +412,7 @@ def chat(
         "5.9 or later.",
     ),
 ) -> bool:
-    """Chat with a model that can use MCP tools. In a pipe, each line of the input is answered.
+    """Chat with a model that can use MCP tools. In a pipe, it answers the input line by line.
 
     At a terminal, type /help for the commands of the chat. A turn is one input
     with the model's answer. In a pipe, the exit status is 1 if an input has no
@@ -564,8 +565,8 @@ def fork(
 ) -> None:
     """Run a recorded turn again, with another model, prompt, limit, tool or result.
 
-    The turn is run again from its first message, or from a later message that
-    --at names. Earlier messages are taken from the trace. A tool call that the
+    The turn is run again from its first message, or from a later one: see --at.
+    Earlier messages are taken from the trace. A tool call that the
     recorded turn has made too, with the same arguments, gets the recorded result,
     and no tool runs. If no such result is left, --misses decides. The command
     prints the answer, and commands that compare the fork with the recorded turn.
@@ -750,13 +751,13 @@ def doctor(
 
     Each server is started, or contacted if it has a URL. The model and each of
     its fallback models get a few small requests. A reply has at most 400 tokens.
-    The exit status is 1 if something is wrong. If no model is named, and there is
-    no API key for the default one, no model is checked.
+    The exit status is 1 if something is wrong.
 
-    If you give neither --model nor --base-url, and pyproject.toml has no table
-    tool.grue.llm, the model is the first that a .py file in the working directory
-    names in the form LlmSettings(base_url="...", model="..."). Files test_*.py
-    are not read.
+    If you give neither --model nor --base-url, and pyproject.toml has nothing
+    under tool.grue.llm, the model is the first that a .py file in the working
+    directory names in the form LlmSettings(base_url="...", model="..."). Files
+    test_*.py are not read. If no file names one, and there is no API key for the
+    default model, no model is checked.
     """
     from grue.cli.doctor import examine
 

@@ -49,7 +49,7 @@ _WIDTH = typer.Option(
     None,
     min=20,
     metavar="N",
-    help="Cut lines that are longer than N characters.",
+    help="Cut the lines of tables after N characters.",
     show_default="the terminal's width; in a pipe, no line is cut",
 )
 

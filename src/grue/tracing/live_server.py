@@ -27,11 +27,10 @@ from msgspec.structs import asdict
 from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import os_cause
 from grue.runtime.safe_text import printable
-from grue.tracing.facts import EpisodeEnded
 from grue.tracing.marks import HUMAN, MOST_REASON, Mark, place_of_marks, read_marks, write_mark
 from grue.tracing.page_feed import EpisodePage, PageFeed
 from grue.tracing.page_file import ImageTable, embedded, page_parts
-from grue.tracing.reading import EpisodeReader, open_episode
+from grue.tracing.reading import EpisodeReader, has_ended, open_episode
 from grue.tracing.viewer import SCRIPTS, STYLE
 
 _MOST_ANSWER_BYTES = 8_000_000  # the most bytes of pieces in one answer, unless a single piece is larger
@@ -48,8 +47,8 @@ class LiveFeed:
         self._images = ImageTable(self._image_spool)
         self._feed = PageFeed(self._images)
         self._ends: list[int] = []
-        self._ended = False  # whether the message that was read last is `EpisodeEnded`
-        self._over = False  # whether the last piece in the temporary file ends with `EpisodeEnded`
+        self._ended = False  # whether the episode has ended with the messages that were read
+        self._over = False  # whether the episode has ended with the last piece in the temporary file
         self._error = ""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -67,7 +66,7 @@ class LiveFeed:
 
     def answer(self, first: int) -> bytes:
         """Return JSON with `pieces` from number `first` on, and the number of the `next` piece to ask for."""
-        # The JSON also has `over`: `True` if no piece is left, and the last one ended with `EpisodeEnded`.
+        # The JSON also has `over`: `True` if no piece is left, and the episode has ended.
         # `error`: why no piece will follow; empty while one may. Raises `ValueError` if `first` is negative,
         # or more than the number of pieces.
         with self._lock:
@@ -98,7 +97,7 @@ class LiveFeed:
             for envelope in self.reader.follow(idle, _POLL_S, over=lambda _: False):
                 with self._lock:
                     self._feed.see(envelope)
-                self._ended = isinstance(envelope.body, EpisodeEnded)
+                self._ended = has_ended(envelope.body, before=self._ended)
                 if self._feed.due:
                     self._write_piece()
                 if self._stopping.is_set():

@@ -22,7 +22,14 @@ from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.format import FORMAT, PayloadReference, TraceHeader, TraceLine, trace_in
 from grue.runtime.trace.reader import RecordedLine, Trace, TraceReader
 from grue.runtime.trace.recorder import Envelope
-from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, Fact, registered_facts, subclasses_of
+from grue.tracing.facts import (
+    EPISODE_FACTS,
+    EpisodeEnded,
+    EpisodeResumed,
+    Fact,
+    registered_facts,
+    subclasses_of,
+)
 
 _KIND = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z]\w{0,80}", re.ASCII)
@@ -146,10 +153,25 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         stop: Callable[[], bool],
         poll_s: float = 0.2,
         *,
-        over: Callable[[EpisodeEnvelope], bool] = lambda envelope: isinstance(envelope.body, EpisodeEnded),
+        over: Callable[[EpisodeEnvelope], bool] | None = None,
     ) -> Iterator[EpisodeEnvelope]:
-        """Yield messages as they are written, like `TraceReader.follow`; by default until `EpisodeEnded`."""
-        return super().follow(stop, poll_s, over=over)
+        """Yield messages as they are written, like `TraceReader.follow`; by default until `has_ended`."""
+        ended = False
+
+        def is_over(_last: EpisodeEnvelope) -> bool:
+            return ended
+
+        for envelope in super().follow(stop, poll_s, over=over or is_over):
+            ended = has_ended(envelope.body, before=ended)
+            yield envelope
+
+
+def has_ended(body: Struct, *, before: bool) -> bool:
+    """Return whether an episode has ended, given its next message and whether it had ended `before` that.
+
+    Servers may end after the episode, as in `grue chat`, and then the trace has further messages.
+    """
+    return isinstance(body, EpisodeEnded) or (before and not isinstance(body, EpisodeResumed))
 
 
 def open_episode(path: str | PathLike[str]) -> EpisodeReader:

@@ -15,7 +15,8 @@ from viewer_traces import EpisodeTape, begin, plain_turn
 
 from grue.errors import MCPConfigError, TraceError
 from grue.fleet.export import run_episode
-from grue.messages import CheckAnswer
+from grue.messages import CheckAnswer, ServerEnded, ServerName
+from grue.tracing.facts import EpisodeEnded
 from grue.tracing.live_server import LiveFeed, LiveServer, serving
 
 pytestmark = pytest.mark.made_up_trace
@@ -78,6 +79,13 @@ def test_the_end_is_said_and_an_image_is_served(tmp_path: Path) -> None:
         status, headers, body = get(server, f"/{server.word}/image/{name}")
         assert (status, headers["Content-Type"], body[:4]) == (200, "image/png", b"\x89PNG")
         assert get(server, f"/{server.word}/image/{'0' * 32}")[0] == 404
+
+
+def test_a_server_that_ends_after_the_episode_leaves_it_over(server: LiveServer, tape: EpisodeTape) -> None:
+    tape.say(EpisodeEnded(reason="ended", detail="", turns=0))
+    tape.say(ServerEnded(server=ServerName("shop")), "shop trace")
+    found = wait_for(lambda: "ServerEnded" in json.dumps(found := pieces(server)) and found)
+    assert found["over"] is True
 
 
 def test_an_image_of_damaged_base64_is_not_found(

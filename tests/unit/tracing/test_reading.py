@@ -11,7 +11,7 @@ from trace_files import TraceFile
 
 from grue.errors import TraceError
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
-from grue.messages import RunTurn, ToolCallResult, ToolReturned, TurnCompleted
+from grue.messages import RunTurn, ServerEnded, ServerName, ToolCallResult, ToolReturned, TurnCompleted
 from grue.policies import TurnLimits
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.reading import open_episode, read_episode
@@ -159,6 +159,13 @@ def test_an_end_that_the_episode_went_on_after_is_no_end(path: Path) -> None:
     assert [type(next(following).body) for _ in range(3)] == [EpisodeStarted, EpisodeEnded, EpisodeResumed]
     tape.say(ENDED, sender="host")
     assert [envelope.body for envelope in following] == [ENDED]
+
+
+def test_a_server_that_ends_after_the_episode_keeps_no_follower_waiting(path: Path) -> None:
+    later = ServerEnded(server=ServerName("shop"), ending="polite")
+    Tape(TraceFile(path)).say(STARTED, ENDED, later, sender="host")
+    followed = open_episode(path).follow(Stop(), 0.001)
+    assert [envelope.body for envelope in followed] == [STARTED, ENDED, later]
 
 
 def test_a_follower_stops_when_told(path: Path) -> None:
