@@ -7,9 +7,11 @@ import hashlib
 import json
 import math
 import re
+from collections import UserString
 from collections.abc import Collection, Mapping, Sequence, ValuesView
 from collections.abc import Set as AbstractSet
 from itertools import islice
+from numbers import Integral, Real
 from typing import Any
 
 import msgspec
@@ -149,9 +151,11 @@ def plain_value(value: Any) -> object:
     if callable(dump):
         return dump(mode="json")
     match value:
-        case int():
+        case str() | bytes() | UserString():  # subclasses, such as markupsafe's `Markup`, are sequences, too
+            return str(value)
+        case Integral():  # of a type of its own, such as numpy's `int64`
             return int(value)
-        case float():  # of a subclass, such as numpy's `float64`
+        case Real():
             return float(value)
         case Mapping():
             return dict(value)
@@ -183,10 +187,8 @@ def is_repetitive(value: object) -> bool:
     """
     level, times, repeated = {id(value): value}, dict[int, int](), 0
     for _ in range(MAX_DEPTH):
-        below, more = (
-            dict[int, object](),
-            dict[int, int](),
-        )  # `more`: how often, for the parts that are repeated
+        below = dict[int, object]()
+        more = dict[int, int]()  # for parts that are repeated: how often
         for at, item in level.items():
             count = times.get(at, 1)
             for child in (each for each in _children(item) if isinstance(each, _CONTAINERS)):

@@ -4,9 +4,11 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
+import numbers
 import threading
-from collections import ChainMap, deque
+from collections import ChainMap, UserString, deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from fractions import Fraction
 from typing import Annotated, Any, Literal
 
 import anyio
@@ -42,6 +44,18 @@ class Share(float):
 
 class Count(int):
     """A number of a type of its own."""
+
+
+@numbers.Integral.register
+class Two:
+    """Such as `numpy.int64`, which is no `int`."""
+
+    def __int__(self) -> int:
+        return 2
+
+
+class Markup(str):
+    """Such as `markupsafe.Markup`."""
 
 
 def add(a: int, b: int = 2) -> int:
@@ -263,6 +277,8 @@ async def test_arguments_arrive_as_what_they_are_annotated() -> None:
         ("\ud800", "\ufffd"),
         (b"hi", "aGk="),
         ({"a": Share(0.5), "b": Count(3)}, {"a": 0.5, "b": 3}),
+        ([Markup("text"), UserString("text")], ["text", "text"]),
+        ({"a": Two(), "b": Fraction(1, 2)}, {"a": 2, "b": 0.5}),
         (ChainMap({"a": deque([Place("hall", [])])}), {"a": [{"name": "hall", "exits": []}]}),
         ([range(2), {"a": 1}.keys(), {"a": 1}.values()], [[0, 1], ["a"], [1]]),
     ],
