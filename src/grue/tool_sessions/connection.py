@@ -248,6 +248,16 @@ class HostsConnection(WrappedConnection):
     def _calling(self) -> contextlib.AbstractContextManager[None]:
         return calling(self._connect, "the server")
 
+    async def __aenter__(self) -> Self:
+        with self._calling():
+            return await super().__aenter__()
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        with self._calling():
+            await super().__aexit__(exc_type, exc, tb)
+
     async def open(self, timeout_s: float) -> Listing:
         """Open the host's connection."""
         with self._calling():
@@ -280,11 +290,24 @@ class HostsConnection(WrappedConnection):
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send any request; raises `MCPError` if the host's connection cannot."""
-        return await request(self._connection, method, params, timeout_s)
+        with self._calling():
+            return await request(self._connection, method, params, timeout_s)
+
+    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
+        """Return why the host's connection would refuse to send this call; `None`: no reason is known."""
+        with self._calling():
+            return await super().refusal(tool, arguments)
 
     async def still_there(self, timeout_s: float) -> bool:
         """Return whether the session seems usable."""
-        return await still_there(self._connection, timeout_s)
+        with self._calling():
+            return await still_there(self._connection, timeout_s)
+
+    @property
+    def status(self) -> ConnectionStatus:
+        """The state of the host's connection."""
+        with self._calling():
+            return super().status
 
 
 def _recordable(result: m.ToolCallResult) -> m.ToolCallResult:

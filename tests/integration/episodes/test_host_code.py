@@ -48,6 +48,9 @@ CRASHES: dict[str, BaseException] = {
     "MemoryError": MemoryError(),
     "RecursionError": RecursionError(),
 }
+# The host's own error, and not the one that Python raises in place of a StopIteration.
+CRASHES["RuntimeError"] = RuntimeError("no row")
+CRASHES["RuntimeError"].__cause__ = StopIteration()
 # Python raises a RuntimeError in place of this one if it leaves a coroutine.
 STOPPED = StopIteration("next() of an empty iterator")
 # Text that a model made up can lead to these in a check that is sound: they refuse the answer.
@@ -254,7 +257,7 @@ def test_a_class_of_connections_is_a_server(model: WordedModel, mode: Mode) -> N
         assert runner.run_turn(ask("call cave.look")).tool_calls[0].result.content == "dust"
 
 
-@pytest.mark.parametrize("method", ["open", "call", "refresh_tools"])
+@pytest.mark.parametrize("method", ["__aenter__", "open", "refusal", "call", "refresh_tools", "__aexit__"])
 def test_a_crash_says_that_a_connection_of_the_host_raised(
     model: WordedModel, method: str, mode: Mode
 ) -> None:

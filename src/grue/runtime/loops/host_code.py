@@ -49,9 +49,10 @@ def calling(called: object, what: str) -> Iterator[None]:
 
 def raised_by(error: BaseException) -> str:
     """Return whose code has raised an exception, as `blame` has recorded it; empty: nothing was recorded."""
-    if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
-        error = error.__cause__  # Python raises a RuntimeError if a StopIteration leaves a coroutine
     whose = getattr(error, "_raised_by", "")
+    if not whose and isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+        # Python raises a RuntimeError if a StopIteration leaves a coroutine.
+        whose = getattr(error.__cause__, "_raised_by", "")
     return whose if isinstance(whose, str) else ""
 
 
@@ -88,7 +89,7 @@ def single(error: BaseException) -> BaseException:
         match error:
             case HostCodeFailed():
                 error = error.error
-            case RuntimeError(__cause__=StopIteration() as stopped) if whose:
+            case RuntimeError(__cause__=StopIteration() as stopped) if raised_by(stopped):
                 error = stopped
             case BaseExceptionGroup():
                 leaving = error.subgroup((KeyboardInterrupt, SystemExit)) or error
