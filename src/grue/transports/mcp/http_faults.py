@@ -19,7 +19,7 @@ _CERTIFICATE = (
     "Check the host in `url` and the server's certificate. If an authority of your own has signed it, set"
     " SSL_CERT_FILE to the file of that authority's certificate."
 )
-_WRONG_ADDRESS = (
+WRONG_ADDRESS = (
     "Check the path of `url`, and its `type`: `http` is Streamable HTTP, `sse` the older transport. Without a"
     " `type` both are tried."
 )
@@ -61,7 +61,7 @@ def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
         case 403:
             cause, remedy = "the server refuses access", _CREDENTIALS
         case 404 | 405 | 410:
-            cause, remedy = "no MCP server answers at this address", _WRONG_ADDRESS
+            cause, remedy = "no MCP server answers at this address", WRONG_ADDRESS
         case 429:
             cause, remedy = "the server has had too many requests", "Wait, and ask it less often."
         case _ if status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -18,6 +18,7 @@ from grue.tool_sessions.failures import needs_longer
 from grue.tool_sessions.redaction import Redactor
 from grue.tool_sessions.server_requests import Notify
 from grue.tool_sessions.server_specs import HttpServer
+from grue.transports.mcp.http_faults import WRONG_ADDRESS
 
 if TYPE_CHECKING:
     from grue.transports.mcp.message_stream import MessageStream
@@ -88,6 +89,8 @@ class HttpWire:
             return f"Check that the URL is that of an MCP server and that the server is well. {longer}"
         if phase == "call":
             return "Check that the server is still running; its own log says more."
+        if self._server.transport != "auto":
+            return WRONG_ADDRESS
         return "Check the URL: it should be the address of an MCP endpoint, such as https://host/mcp."
 
     def refusals(self, text: str) -> str:  # noqa: ARG002 - as `ProcessWire` has it

@@ -156,6 +156,13 @@ async def test_an_address_that_takes_neither_transport_says_why(flags: str, caus
     assert cause in failure.cause
 
 
+async def test_the_remedy_names_the_type_if_the_configured_transport_is_refused() -> None:
+    with faulty_http_server("--status", "get=400") as url:
+        failure = await failure_of(one_call(Session(url, "sse")))
+    assert "(HTTP 400 Bad Request" in failure.cause
+    assert "`sse` the older transport" in failure.remedy
+
+
 @pytest.mark.parametrize("flags", first_of([((),), (("--transport", "sse"),)]), ids=" ".join)
 async def test_p24_a_timed_out_call_is_cancelled_and_the_session_goes_on(
     flags: tuple[str, ...], tmp_path: Path
