@@ -44,6 +44,15 @@ def test_lines_are_read_by_number_and_the_rest_of_them_by_what_is_skipped() -> N
     assert last.endswith("row 300: fine")
 
 
+def test_a_text_that_a_server_wraps_in_an_object_is_read_by_its_own_lines() -> None:
+    wrapped = {"content": ROWS}
+    assert read(wrapped, first_line=999, last_line=1000) == read(ROWS, first_line=999, last_line=1000)
+    assert read(wrapped, pattern="row 1[0-9]: ") == read(ROWS, pattern="row 1[0-9]: ")
+    assert read(wrapped, json_path="$.content").startswith("[$.content is a text; ")
+    assert read({"content": ROWS, "more": 1}, first_line=3) == '[lines 3 to 4 of 4]\n "more": 1\n}'
+    assert read({"content": "one line"}, first_line=1) == '[lines 1 to 3 of 3]\n{\n "content": "one line"\n}'
+
+
 def test_a_whole_text_can_be_read_in_steps_even_of_one_line() -> None:
     text = "".join(f"{number}," for number in range(2_000))
     parts, skip = [], 0

@@ -373,7 +373,11 @@ def is_referred(content: str, handle: str) -> bool:
 
 
 def whole_text(result: m.ToolCallResult) -> str:
-    """Return a result's text for `read_result`: text as it is, JSON usually with a line for each value."""
+    """Return a result's text for `read_result`: text as it is, JSON usually with a line for each value.
+
+    Many servers wrap a text in an object, such as `{"content": "..."}`. If the text has several lines, it is
+    returned alone: in the object's JSON it would be one line.
+    """
     return "\n".join(_parts(result, None, _laid_out))
 
 
@@ -387,7 +391,16 @@ def _parts(result: m.ToolCallResult, room: MediaRoom | None, write: Callable[[ob
         yield write(_readable(list(result.blocks), room))
 
 
+def _unwrapped(content: object) -> object:
+    """Return the text of an object whose only member is a text of several lines. Else return `content`."""
+    match list(content.values()) if isinstance(content, dict) else ():
+        case [str(only)] if "\n" in only:
+            return only
+    return content
+
+
 def _laid_out(content: object) -> str:
+    content = _unwrapped(content)
     if isinstance(content, list) and content and _readable(content, None) is not content:
         texts = (block.get("text") if block.get("type") == "text" else block for block in content)
         return "\n".join(map(_laid_out, texts))
@@ -428,6 +441,8 @@ def _looks_like_json(text: str) -> bool:
 
 def _kind_of(content: object) -> str:
     match content:
+        case dict() if _unwrapped(content) is not content:
+            return "the text of a JSON object of 1 member"
         case dict():
             return f"a JSON object of {len(content)} members"
         case list():

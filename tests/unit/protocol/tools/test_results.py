@@ -481,6 +481,7 @@ def test_how_long_a_cut_text_was_goes_with_it() -> None:
     ("content", "kind"),
     [
         ({"rows": ["x" * 400]}, "a JSON object of 1 members"),
+        ({"text": "x\n" * 200}, "the text of a JSON object of 1 member"),
         (["x" * 100] * 4, "a JSON array of 4 values"),
         ('{"rows": "' + "x" * 400, "probably JSON text"),
         ("x" * 400, "text"),
