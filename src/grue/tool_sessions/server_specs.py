@@ -176,7 +176,8 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
-_OPAQUE = re.compile(r"(?=.*\d)[A-Za-z0-9_~.%-]{20,}")  # what looks like a key in a URL
+# What looks like a key in a URL: of the characters of base64, at least as many as a key of 30 bytes has.
+_OPAQUE = re.compile(r"(?=.*\d)(?:[A-Za-z0-9_~.%-]{20,}|(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+/]{40,})")
 
 
 HttpTransport: TypeAlias = Literal["auto", "http", "sse"]  # how to speak to a server with a URL

@@ -4,6 +4,7 @@ import ast
 import inspect
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -52,6 +53,12 @@ def test_all_that_may_be_secret_is_known_by_a_name_that_says_so() -> None:
         "URL key 1": KEY,
         "URL key 2": "of_a_function-01234567==",
     }
+
+
+def test_a_key_in_base64_is_a_secret_in_a_query_under_any_name() -> None:
+    key = f"{'aB3/' * 5}{'Cd+9' * 5}xyz="
+    url = f"https://h/mcp?sig={quote(key, safe='')}&sv=2024-01-01&root=docs/Guide2/introduction"
+    assert secrets_in(HttpServer(name="far", url=url).named_values()) == {"URL key 1": key}
 
 
 def test_a_server_has_a_name_and_its_arguments_may_be_a_list() -> None:
