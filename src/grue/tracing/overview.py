@@ -35,7 +35,7 @@ class Overview(Struct, kw_only=True):
     resumed: int = 0
     # In a trace with forks, how many forks. A turn that goes on after it was parked or cut off counts once.
     turns: int = 0
-    unfinished: set[int] = msgspec.field(default_factory=set)  # numbers of turns that have not ended
+    unfinished: set[int] = msgspec.field(default_factory=set)  # numbers of turns that run or were cut off
     forks: tuple[str, ...] = ()  # for each fork, the turn that it repeats and what it changes
     failures: int = 0  # turns that failed or ended with a fallback
     failed: set[int] = msgspec.field(default_factory=set)  # numbers of these turns
@@ -54,7 +54,7 @@ class Overview(Struct, kw_only=True):
         if envelope.copied:
             return
         self.usage += usage_in(envelope, self.sampled)
-        if isinstance(envelope.body, m.TurnFailed | m.TurnCompleted):
+        if isinstance(envelope.body, m.TurnEnd):
             self.unfinished.discard(envelope.body.turn)
         match envelope.body:
             case EpisodeStarted() as started:
@@ -66,7 +66,7 @@ class Overview(Struct, kw_only=True):
             case EpisodeEnded() as ended:
                 self._end(ended)
             case m.RunTurn(turn=turn, user=user, asks=asks, resumed=resumed):
-                self.turns += turn not in self.unfinished
+                self.turns += resumed is None and turn not in self.unfinished
                 self.unfinished.add(turn)
                 self.failures -= resumed is not None and turn in self.failed
                 self.failed.discard(turn)

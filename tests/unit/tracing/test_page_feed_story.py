@@ -101,9 +101,11 @@ def test_the_overview_counts_each_run_of_a_turn_and_a_turn_that_goes_on_once(tmp
     run, end = RunTurn(turn=15, system="", user="a row"), TurnCompleted(turn=15, kind="answered")
     first = next(iter(open_episode(full_story(tmp_path / "trace.jsonl"))))
     overview = Overview()
-    for body in (run, end, run, TurnParked(turn=15, calls=()), run, end):
+    parked = TurnParked(turn=15, calls=())
+    goes_on = replace(run, resumed=Resumption(parked=parked))
+    for body in (run, end, run, parked, goes_on, parked, run, parked, goes_on, end, run, run, goes_on, end):
         overview.see(replace(first, body=body, copied=False))
-    assert overview.turns == 2
+    assert overview.turns == 4
 
 
 def test_the_overview_counts_a_fork_and_not_the_turns_that_it_repeats(tmp_path: Path) -> None:
