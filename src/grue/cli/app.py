@@ -24,9 +24,10 @@ _ABOUT = """Run LLM agents that use MCP tools, and look at what they did.
 
 An episode is one run of an agent: a game, a chat, a task. It consists of
 turns. In a turn the model is asked for one answer, such as a move in the
-game, and may call tools before it answers. Each episode has a run folder, by
-default a new folder in runs. Its file trace.jsonl, the trace, has every
-message between agent, model and MCP servers.
+game, and may call tools before it answers. `grue play`, `grue chat` and
+`grue run` write an episode into a run folder, by default a new folder in
+runs. Its file trace.jsonl, the trace, has every message between agent, model
+and MCP servers.
 
 Settings are read from pyproject.toml in the working directory, from the
 tables tool.grue.llm, tool.grue.mcp and others; those of `grue run` are in its
@@ -693,7 +694,8 @@ def call(
         min=0.1,
         callback=opt.finite,
         metavar="SECONDS",
-        help="Time limit of the call. A smaller one in the server's entry in mcp_config.json counts instead.",
+        help="Time limit of the call, without the server's start. A smaller one in the server's entry in "
+        "mcp_config.json counts instead.",
         show_default="tool_call_timeout_seconds under tool.grue.mcp in pyproject.toml, else 30",
     ),
     as_json: bool = opt.JSON,

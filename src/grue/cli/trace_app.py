@@ -85,8 +85,8 @@ def trace_show(
         False,
         "--follow",
         "-f",
-        help="After the recorded messages, print new ones as they come, until the episode ends. "
-        "Ctrl-C ends only this command.",
+        help="After the recorded messages, print new ones as they come, until the end of the episode is "
+        "recorded (EpisodeEnded), or until Ctrl-C, which ends only this command.",
     ),
     as_json: bool = JSON_LINES,
     width: int | None = _WIDTH,
@@ -94,9 +94,10 @@ def trace_show(
     """Show the messages of an episode, one line each, and a summary.
 
     The options from --turn to --failures are filters. Only messages that match
-    all given filters are shown, without the summary. If a filter is given several
-    times, one match is enough: --turn 3 --turn 7 shows the messages of both
-    turns. The exit status is 1 if no message matches, except with --follow.
+    all given filters are shown. If a filter is given several times, one match is
+    enough: --turn 3 --turn 7 shows the messages of both turns. With a filter,
+    --whole, --follow or --json, there is no summary. The exit status is 1 if no
+    message matches, except with --follow.
     """
     from grue.cli.trace import show
 
