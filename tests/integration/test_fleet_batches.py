@@ -1,5 +1,6 @@
 """Fleets whose requests wait for the provider's batches."""
 
+import itertools
 import os
 import random
 import sys
@@ -333,6 +334,19 @@ def test_a_map_yields_no_item_from_the_first_turn_that_waits_on(tmp_path: Path) 
     ):
         next(runner.map((f"row {row}" for row in range(9)), concurrency=2))
     assert len((tmp_path / REQUESTS).read_text().splitlines()) == 9
+
+
+def test_a_map_of_endless_requests_waits_for_the_first_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grue.engine.batch._MOST_POSTPONED", 20)
+    with (
+        Runner(llm=settings("http://127.0.0.1:9/v1")) as runner,
+        waiting_in(tmp_path, RequestCount(None, {})),
+        pytest.raises(TurnPostponed),
+    ):
+        next(runner.map((f"row {row}" for row in itertools.count()), concurrency=2))
+    assert len((tmp_path / REQUESTS).read_text().splitlines()) in range(20, 25)
 
 
 @pytest.mark.slow

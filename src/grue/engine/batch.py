@@ -181,12 +181,16 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
         yield from _results(requests, batch)
 
 
+_MOST_POSTPONED = 1000  # of requests without a length, such as of a generator that never ends
+
+
 def _results(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
     last = length_hint(requests, 0) - 1
     numbered = enumerate(requests)
     waiting: deque[tuple[int, _Started[T]]] = deque()
     episode = batch.begin()
     postponed: turns.TurnPostponed | None = None  # of a fleet's episode that will be played again
+    left = _MOST_POSTPONED
     try:
         while True:
             wanted = 2 * batch.concurrency
@@ -205,6 +209,9 @@ def _results(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator
             waiting.popleft()  # only now: at a Ctrl-C in `_item`, `end_turns` has to end this turn, too
             if isinstance(item, turns.TurnPostponed):
                 postponed = item  # go on without items, so that one batch gets the requests of all turns
+                left -= 1
+                if not left and last < 0:
+                    raise postponed
             elif postponed is None:
                 yield item
     finally:

@@ -477,8 +477,9 @@ class Runner(AsyncToolAccess, Closing):
         `start="after_turn"` or `"beside_turn"` sessions for at most `concurrency` further turns are
         prewarmed, beside the running turns. The turns share the model's endpoint, the recorder and the
         runner's budget; turns that are running when the budget is used up may exceed it. A failed turn yields
-        an item with the error. At most twice `concurrency` requests are read ahead, but with `batch` all. If
-        iterating over `requests` raises, the batch ends. Closing the iterator cancels the running turns.
+        an item with the error. At most twice `concurrency` requests are read ahead, but with `batch` all, and
+        in a work of `grue fleet run --batch` all, or 1,000 if `requests` has no length. If iterating over
+        `requests` raises, the batch ends. Closing the iterator cancels the running turns.
 
         Args:
             requests: Any number, each a `TurnRequest` or a text. Read lazily, in the iterating thread.
