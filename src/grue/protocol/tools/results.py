@@ -279,6 +279,9 @@ def from_mcp(answer: m.JsonObject) -> m.ToolCallResult:
     blocks = _blocks(answer)
     structured = answer.get("structuredContent")
     content = structured if structured is not None else _unstructured(blocks)
+    sent = answer.get("content")
+    if structured is None and not isinstance(sent, list | None):
+        return failure("The server's answer is not usable: its content is not a list of blocks", sent)
     beside = [block for block in blocks if block.get("type") != "text"] if structured is not None else []
     if answer.get("isError") is True:
         texts = (block.get("text") for block in blocks if block.get("type") == "text")

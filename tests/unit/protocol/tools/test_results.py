@@ -181,7 +181,7 @@ IMAGE = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
         ({"content": [IMAGE]}, [IMAGE]),
         ({"content": []}, ""),
         ({}, ""),
-        ({"content": "hello"}, ""),
+        ({"content": None}, ""),
         ({"content": [BLOCK, 7]}, "hello"),
         ({"content": [{"type": "text"}]}, [{"type": "text"}]),
         ({"content": [BLOCK], "structuredContent": {"n": 1}}, {"n": 1}),
@@ -197,6 +197,13 @@ IMAGE = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
 )
 def test_content_is_structured_else_json_else_text_else_blocks(answer: Any, content: object) -> None:
     assert from_mcp(answer) == ToolCallResult(content)
+
+
+@pytest.mark.parametrize("content", ["hello", BLOCK, 7, False])
+def test_content_that_is_not_a_list_is_an_error_that_shows_it(content: object) -> None:
+    fault = "The server's answer is not usable: its content is not a list of blocks"
+    assert from_mcp({"content": content}) == failure(fault, content)
+    assert from_mcp({"content": content, "structuredContent": {"n": 1}}) == ToolCallResult({"n": 1})
 
 
 @pytest.mark.parametrize(
