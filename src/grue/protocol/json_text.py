@@ -170,10 +170,10 @@ def json_object(value: Mapping[Any, object], *, depth: int = MAX_DEPTH) -> m.Jso
     return {well_formed(str(key)): json_value(item, depth=depth - 1) for key, item in value.items()}
 
 
-def is_deep(value: object) -> bool:
-    """Return whether a JSON value, which may contain tuples, is nested more than `MAX_DEPTH` deep."""
+def is_deep(value: object, most: int = MAX_DEPTH) -> bool:
+    """Return whether a JSON value, which may contain tuples, is nested more than `most` levels deep."""
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(most):
         level = [child for item in level for child in _children(item)]
         if not level:
             return False

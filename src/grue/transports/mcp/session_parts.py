@@ -36,6 +36,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.protocol.json_text import MAX_DEPTH, is_deep
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools import server_tasks as tasks
 from grue.protocol.tools.json_schema import MAX_VALUE_BYTES, Check, NotCheckedError, check_of, reason
@@ -117,6 +118,10 @@ class OutputSchemas(_Schemas):
             self._too_large(tool)
         else:
             fault = self.fault(tool, result.content)
+            # Of a value with more levels, grue has replaced the deepest parts by a text, which may not fit.
+            if fault is not None and is_deep(result.content, MAX_DEPTH - 1):
+                self._too_large(tool, f"of {MAX_DEPTH} levels or more")
+                fault = None
         if fault is None:
             return result
         message = f"The tool's result is not what its output schema says: {fault}"

@@ -1,5 +1,6 @@
 """A result is held to the schema that its tool declares; a schema from a server is held to our limits."""
 
+import functools
 from typing import Any
 
 import jsonschema_rs
@@ -7,6 +8,7 @@ import pytest
 from promises import within
 
 from grue.messages import ServerName, ToolCallResult, ToolDefinition
+from grue.protocol.json_text import MAX_DEPTH, json_value
 from grue.protocol.tools.json_schema import MAX_SCHEMA_BYTES, MAX_VALUE_BYTES
 from grue.protocol.tools.results import from_mcp
 from grue.transports.mcp.session_parts import OutputSchemas
@@ -133,6 +135,14 @@ def test_a_result_that_is_too_large_is_not_checked_and_the_next_one_is() -> None
     assert not outputs.checked({"x": "y" * MAX_VALUE_BYTES}).is_error
     assert outputs.said == [f"t: a result of more than {MAX_VALUE_BYTES} bytes: not checked"]
     assert outputs.checked({}).is_error
+
+
+def test_a_result_whose_deepest_parts_are_replaced_is_not_checked() -> None:
+    outputs = Outputs({"type": "object", "properties": {"a": {"$ref": "#"}}})
+    deep = functools.reduce(lambda inner, _: {"a": inner}, range(150), dict[str, object]())
+    assert not outputs.checked(json_value(deep)).is_error
+    assert outputs.said == [f"t: a result of {MAX_DEPTH} levels or more: not checked"]
+    assert outputs.checked({"a": {"a": 1}}).is_error
 
 
 def test_a_new_listing_brings_new_schemas() -> None:
