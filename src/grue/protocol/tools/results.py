@@ -175,7 +175,7 @@ _LONG_LINE = 2000  # JSON with more characters in a line, on average, is indente
 _SMALL_VALUES = 2000
 _SMALL_CHARS = 100_000
 SKIPPED_AFTER_TIMEOUT = "Skipped: an earlier tool call of this reply timed out"
-SKIPPED_AFTER_DEATH = "Skipped: the tool server is no longer running"
+SKIPPED_AFTER_DEATH = "Skipped: a tool server is no longer running"
 NOT_AS_DECIDED = (
     "the call was not sent, because the tool has changed since the call was decided on, or is gone. If it is"
     " still offered, read its description and parameters before you call it again"
