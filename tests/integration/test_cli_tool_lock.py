@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from commands import faulty, grue, write_servers
+from msgspec.structs import replace
 
 from grue.cli.project import KnownServers
 from grue.cli.tools import approve
+from grue.errors import MCPConfigError
 from grue.messages import ServerName, ToolDefinition
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
@@ -103,6 +105,20 @@ def test_a_server_that_another_command_has_just_approved_keeps_its_pins(tmp_path
     assert [*approve(now, {"other": (tool,)}, {"other": (tool,)})][-1].endswith("1 tool approved, 1 new")
     assert [*approve(before, {"box": ()}, {"box": ()})][-1].endswith("0 tools approved, nothing has changed")
     assert set(locked(tmp_path)) == {"box", "other"}
+
+
+def test_a_listing_file_that_cannot_be_written_leaves_the_lock_as_it_was(tmp_path: Path) -> None:
+    write_servers(tmp_path / "mcp.json", box=faulty())
+    known = KnownServers(source=str(tmp_path / "mcp.json"), servers={"box": faulty()})
+    tool = ToolDefinition(server=ServerName("box"), tool="echo", input_schema={"type": "object"})
+    list(approve(known, {"box": (tool,)}, {"box": (tool,)}))
+    before = (tmp_path / "mcp_tools.lock").read_text()
+    (tmp_path / "mcp_tools.listing.json").unlink()
+    (tmp_path / "mcp_tools.listing.json").mkdir()
+    changed = (replace(tool, description="Other words."),)
+    with pytest.raises(MCPConfigError, match=r"mcp_tools\.listing\.json"):
+        list(approve(known, {"box": changed}, {"box": changed}))
+    assert (tmp_path / "mcp_tools.lock").read_text() == before
 
 
 @pytest.mark.slow

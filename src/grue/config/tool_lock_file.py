@@ -6,6 +6,7 @@ in the form of `tools/list` results. A server's listing is used only if its tool
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -54,6 +55,11 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
         MCPConfigError: One of the files cannot be read, is invalid, or has a version that grue does not know.
     """
     path = as_path(path, "read_tool_lock()")
+    pins = _pins(path)
+    return None if pins is None else ToolLock(pins, listings=read_listings(listing_path(path)))
+
+
+def _pins(path: Path) -> dict[str, dict[str, ToolPin]] | None:
     with os_errors_as(MCPConfigError, f"read {str(path)!r}", path=str(path)):
         if not path.exists() and not path.is_symlink():
             return None
@@ -65,8 +71,8 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
     if isinstance(version, int) and version > _VERSION:
         known = f"this grue reads version {_VERSION}. Upgrade grue."
         raise file_error(path, f"is a tool lock of version {version}; {known}")
-    pins = converted(document, _LockFile, "a tool lock", f"approve the tools again with: {_COMMAND}").servers
-    return ToolLock(pins, listings=read_listings(listing_path(path)))
+    remedy = f"approve the tools again with: {_COMMAND}"
+    return converted(document, _LockFile, "a tool lock", remedy).servers
 
 
 def write(
@@ -82,7 +88,7 @@ def write(
     stay although they are not in `tools_by_server`, such as a server that could not be started. The digests
     of all other servers are removed.
     """
-    before = read_tool_lock(path) or ToolLock()
+    before = ToolLock(_pins(path) or {})
     listed = {name: tuple(tools) for name, tools in tools_by_server.items()}
     locked = {name: lock_of(tools, (shown or {}).get(name)) for name, tools in listed.items()}
     servers = _kept(before.servers, keep) | locked
@@ -106,9 +112,15 @@ def read_listings(path: Path) -> dict[str, tuple[m.ToolDefinition, ...]]:
 def write_listings(
     path: Path, tools_by_server: Mapping[str, Iterable[m.ToolDefinition]], *, keep: Collection[str] = ()
 ) -> None:
-    """Write the tools that servers list now into a listing file. `keep` is as for `write`."""
+    """Write the tools that servers list now into a listing file. `keep` is as for `write`.
+
+    A damaged file, for example after a merge, is replaced: it has nothing but copies of what servers list.
+    """
+    before: dict[str, list[dict[str, Any]]] = {}
+    with suppress(MCPConfigError):
+        before = _listings(path)
     listed = {name: [as_listed(tool) for tool in tools] for name, tools in tools_by_server.items()}
-    document = {"version": 1, "servers": dict(sorted((_kept(_listings(path), keep) | listed).items()))}
+    document = {"version": 1, "servers": dict(sorted((_kept(before, keep) | listed).items()))}
     replace_file(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -60,6 +60,15 @@ def test_what_is_no_listing_is_refused(tmp_path: Path, text: str) -> None:
         read(path)
 
 
+def test_a_damaged_file_is_written_again_and_does_not_prevent_an_approval(tmp_path: Path) -> None:
+    lock = tmp_path / tool_lock_file.FILE_NAME
+    path = listing_path(lock)
+    path.write_text("<<<<<<< HEAD\n")
+    tool_lock_file.write(lock, {"a": [tool("x")]})
+    write(path, {"a": [tool("x")]}, keep=["a", "b"])
+    assert read(path) == {"a": (tool("x"),)}
+
+
 def test_malformed_tools_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "mcp_tools.listing.json"
     good = {"name": "x", "inputSchema": {"type": "object"}}
