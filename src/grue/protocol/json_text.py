@@ -29,7 +29,8 @@ _SPACE = re.compile(r"\s+")
 _IN_TEXT = re.compile(_STRUCTURE, re.DOTALL)
 _IN_BYTES = re.compile(_STRUCTURE.encode(), re.DOTALL)
 _LONG_BYTES = 256 * 2**10
-_MOST_VALUES = 500_000  # of more than `_LONG_BYTES`: decoding is one call into C and stops all threads
+# In a text of more than `_LONG_BYTES`, because decoding is one call into C and stops all threads.
+_MOST_VALUES = 500_000
 
 
 def to_json(value: object) -> bytes:

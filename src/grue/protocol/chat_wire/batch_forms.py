@@ -21,7 +21,8 @@ from grue.protocol.chat_wire.wire_format import BatchFormName
 
 Json: TypeAlias = dict[str, Any]
 
-KEY = "grue_batch"  # the member of a batch's metadata with the key by which grue finds the batch again
+# The name of a member of a batch's metadata. By the member's value grue finds the batch again.
+KEY = "grue_batch"
 
 
 _AGAIN = "To ask it anew, run the same batch with Batching(retry_failed=True)."
