@@ -751,7 +751,7 @@ _Count: TypeAlias = Annotated[int, Meta(ge=0)]  # checked when a fleet's broker 
 
 
 class WantedRequest(Struct, frozen=True, kw_only=True):
-    """A request to send. `prompt_bytes`: the length of its body. `max_tokens` of the reply; `None`: no limit."""
+    """A request to send; its body has `prompt_bytes` bytes. `max_tokens` limits the reply, if it is set."""
 
     model: str
     prompt_bytes: _Count
