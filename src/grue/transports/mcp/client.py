@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 _PARTS = "grue.transports.mcp.session_parts"  # imported by `open`; it imports the SDK
 _NOTICE_CHARS = 500
+_NOISE_CHARS = 80  # of the first notice, in the error of a start
 _MESSAGE_CHARS = 100_000
 _MAX_NOTICES = 500  # most notices of one kind in one request: more would fill the trace and delay the turn
 _METHOD_NOT_FOUND = -32601
@@ -76,6 +77,7 @@ class McpClient:
         self._drifted: set[m.ToolDrifted] = set()
         self._checked: m.JsonObject | None = None
         self._noticed: Counter[NoticeKind] = Counter()
+        self._noise = ""  # the first output that is not MCP
         self._phase: ServerPhase = "spawn"
         self._lost = False
         self._started = 0.0
@@ -157,7 +159,8 @@ class McpClient:
             with anyio.fail_after(max(0.0, timeout_s - self._entering_s)):
                 return await self._handshake(link)
         except TimeoutError as error:
-            cause = f"no answer to {self._method} within {timeout_s:g} s"
+            noise = f", but output that is not MCP: {self._noise}" if self._noise else ""
+            cause = f"no answer to {self._method} within {timeout_s:g} s{noise}"
             remedy = await self._wire.remedy(self._phase, timed_out=True)
             raise await self._failed(cause, remedy) from error
         except sdk.SdkError as error:
@@ -426,6 +429,8 @@ class McpClient:
         # Cut the text before searching it for secrets, because it may have megabytes.
         shown = self._wire.redactor.text(plain_text(beginning(text, 4 * _NOTICE_CHARS)))[:_NOTICE_CHARS]
         self._options.on_notice(kind, shown)
+        if kind == "noise" and not self._noise:
+            self._noise = shown[:_NOISE_CHARS].rstrip()
         if self._noticed[kind] == _MAX_NOTICES:
             text = f"{_MAX_NOTICES} notices of the kind {kind} during one request: further ones are left out"
             self._options.on_notice("too_large", text)

@@ -171,6 +171,14 @@ async def test_r6_1_a_death_in_opening_has_status_and_last_words(phase: str, ses
     assert session.client.status.ending == "died"
 
 
+async def test_a_start_without_an_answer_names_output_that_is_not_mcp(session: Session) -> None:
+    server = StdioServer("sh", ("-c", "echo Listening on port 3000; cat > /dev/null"))
+    failure = await failure_of(session.run(server, open_s=1))
+    assert failure.cause == (
+        "no answer to initialize within 1 s, but output that is not MCP: Listening on port 3000"
+    )
+
+
 @pytest.mark.parametrize(
     ("flags", "phase", "cause"),
     [
