@@ -73,6 +73,15 @@ def test_a_folder_of_a_fleet_or_of_fleets_names_the_commands_for_it(tmp_path: Pa
             assert f"grue fleet {command}" in listed.stderr
 
 
+def test_a_folder_of_a_batch_names_the_folder_of_its_traces(tmp_path: Path) -> None:
+    (tmp_path / "runs/tickets/turns").mkdir(parents=True)
+    (tmp_path / "runs/tickets/batch.json").write_text("{}")
+    for command in (("runs",), ("trace", "query", "select * from turns")):
+        for named in ("runs/tickets", "runs"):
+            said = grue(*command, named, cwd=tmp_path).stderr
+            assert "runs/tickets is a batch: the traces of its turns are in runs/tickets/turns." in said
+
+
 @pytest.mark.slow
 def test_runs_of_a_program_of_ones_own_say_how_they_ended(tmp_path: Path) -> None:
     for reply in (text_reply("three"), error_reply(404, "no model m")):

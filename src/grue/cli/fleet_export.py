@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 from grue.cli.fleet_view import say_columns
-from grue.cli.runs import RUNS, holds, traces_in
+from grue.cli.runs import RUNS, holds, of_batch, traces_in
 from grue.cli.saying import say, say_json, shown_path
 from grue.errors import FleetError
 from grue.fleet import export as exports
@@ -61,7 +61,8 @@ def _episodes(place: Path) -> Iterator[exports.EpisodeRow]:
         found = [*traces_in(place), *traces_in(place / RUNS)]
         fleets = [each for each in chain(place.glob("*"), (place / RUNS).glob("*")) if holds(each, MANIFEST)]
         if not found and not fleets:
-            raise FleetError(f"In {place} there is no fleet, no run folder and no trace.")
+            fault = f"In {place} there is no fleet, no run folder and no trace.{of_batch(place)}"
+            raise FleetError(fault)
         for fleet in sorted(fleets):
             yield from exports.fleet_episodes(fleet)
         yield from map(exports.run_episode, found)

@@ -67,7 +67,7 @@ def _episodes(folder: Path, beside: Path) -> list[Path]:
     if not folder.is_dir():
         fault = f"There is no folder {shown_path(folder)}. `grue play --offline` makes one named runs."
         raise MCPConfigError(fault)
-    raise MCPConfigError(f"There is no trace in {shown_path(folder)}.{_of_fleet(folder)}")
+    raise MCPConfigError(f"There is no trace in {shown_path(folder)}.{_of_fleet(folder) or of_batch(folder)}")
 
 
 def _of_fleet(folder: Path) -> str:
@@ -81,6 +81,16 @@ def _of_fleet(folder: Path) -> str:
         f" {place} is a fleet: {GRUE} fleet table {place} and {GRUE} fleet failures {place} list its"
         f" episodes, and {GRUE} fleet show {place} ID names the trace of one."
     )
+
+
+def of_batch(folder: Path) -> str:
+    """Return where the traces are if `folder` is that of a batch, or holds one; otherwise an empty text."""
+    folders = (folder, *sorted(folder.iterdir())) if folder.is_dir() else ()
+    batch = next((each for each in folders if holds(each, "batch.json")), None)
+    if batch is None:
+        return ""
+    turns = shown_argument(batch / "turns")
+    return f" {shown_argument(batch)} is a batch: the traces of its turns are in {turns}."
 
 
 def latest_trace() -> Path:

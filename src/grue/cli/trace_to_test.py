@@ -104,7 +104,7 @@ def _not_again(run: RecordedRun) -> str:
     end = _end(run)
     broken = next((call for call in _calls(run) if call.settlement in _NOT_AGAIN), None)
     if broken is not None:
-        what = f"its call of {broken.name} {broken.settlement}"
+        what = f"its call of {broken.name} {broken.settlement.replace('_', ' ')}"
         return f"{what}. The fixture faulty_mcp_server makes such faults."
     if run.begun.history is not None and _reads_earlier(_calls(run)):
         return "it reads a result of an earlier turn with read_result, and the test has only what was said."

@@ -45,7 +45,7 @@ def diff(left: Path, right: Path, *, every: bool = False) -> bool:
         say(line)
     for name, reader in zip("AB", readers, strict=True):
         if reader.cut_short:
-            say(f"The last line of {name} was cut short: its writer was killed while it wrote.")
+            say(f"The last line of {name} was cut short: it is being written, or its writer was killed.")
     return not first
 
 

@@ -334,11 +334,12 @@ class TurnWriter:
         self.page.marks = tuple(sorted(self._marks.values(), key=lambda mark: mark.grade == "warn"))
 
     def add_span(self, span: Span) -> None:
-        """Add the time of a span. The first span of the kind `turn` sets how long the turn took."""
+        """Add the time of a span. A turn took as long as its spans of the kind `turn`: one per part of it."""
         page, took_s = self.page, span.end_s - span.start_s
         page.end_s = max(page.end_s, span.end_s)
-        if span.phase == "turn" and not self._has_span:
-            self._has_span, page.took_s = True, took_s
+        if span.phase == "turn":
+            page.took_s = took_s + (page.took_s if self._has_span else 0.0)
+            self._has_span = True
         if span.phase not in _NOT_PARTS:
             page.phases[span.phase] = page.phases.get(span.phase, 0.0) + took_s
 

@@ -499,7 +499,12 @@ class _PromptPair(Struct, frozen=True):
         are_others = self.earlier.tools != self.sent.tools or bool(fewest) != bool(most)
         if self.same < (most if are_others else fewest):
             return "tools"
-        return "system" if self.same < min(self.earlier.head, self.sent.head) else "messages"
+        heads = (self.earlier.head, self.sent.head)
+        return "system" if self.same < (max if self._one_has_system else min)(heads) else "messages"
+
+    @property
+    def _one_has_system(self) -> bool:
+        return (self.earlier.head > self.earlier.parts[0]) != (self.sent.head > self.sent.parts[0])
 
     def _by_turn(self, why: str) -> _Why:
         begun = (seq for seq, kind, _ in self.talk.notes if kind == "RunTurn")
@@ -511,6 +516,8 @@ class _PromptPair(Struct, frozen=True):
     def _changed_system(self) -> _Why:
         if self.talk.blame:
             return self._changed_messages()
+        if self._one_has_system:
+            return self._by_turn("of this conversation and the one before, only one has a system text")
         return self._by_turn("the system text is another one than in the conversation before")
 
     def _changed_messages(self) -> _Why:

@@ -137,7 +137,7 @@ def render(
     if episode.cut_short:
         yield ""
         yield layout.fit(
-            "The last line of the file was cut short: its writer was killed while it wrote.", YELLOW
+            "The last line of the file was cut short: it is being written, or its writer was killed.", YELLOW
         )
 
 

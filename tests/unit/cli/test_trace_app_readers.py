@@ -99,7 +99,7 @@ def test_two_traces_are_held_against_each_other(
     cut.write_bytes(trace.read_bytes()[:-20])
     assert not diff(trace, cut)
     assert capsys.readouterr().out.endswith(
-        "The last line of B was cut short: its writer was killed while it wrote.\n"
+        "The last line of B was cut short: it is being written, or its writer was killed.\n"
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from viewer_traces import EpisodeTape, TurnTape, begin, small_episode
 
 from grue.hosts.zork.facts import Decided, Observed
@@ -15,10 +16,14 @@ from grue.messages import (
     OpenSession,
     RequestCompletion,
     RequireAnswer,
+    Resumption,
+    RunTurn,
     ServerFailure,
     SessionClosed,
     SessionOpened,
     ToolSupportChecked,
+    TurnCompleted,
+    TurnParked,
 )
 from grue.tracing.facts import EpisodeResumed
 from grue.tracing.page_feed import PageFeed, PageTurn, Span, SpanFinder
@@ -104,6 +109,16 @@ def test_a_connect_that_is_tried_again_is_two_spans(tmp_path: Path, servers: tup
     assert told(found) == [("startup", "start", 0.4, "warn"), ("startup", "start again", 0.2, "fail")]
     others = [span for span in spans(tmp_path / "trace.jsonl") if span.lane == "maps"]
     assert told(others) == ([("startup", "start", 0.7, "")] if len(servers) > 1 else [])
+
+
+def test_a_turn_that_was_parked_took_as_long_as_its_parts(tmp_path: Path) -> None:
+    run = RunTurn(turn=1, system="", user="")
+    with EpisodeTape(tmp_path / "trace.jsonl") as tape:
+        tape.say(run, "host agent")
+        tape.say(TurnParked(turn=1), "agent host", after_s=0.5)
+        tape.say(replace(run, resumed=Resumption(parked=TurnParked(turn=1))), "host agent", after_s=60.0)
+        tape.say(TurnCompleted(turn=1, kind="answered"), "agent host", after_s=2.0)
+    assert round(turns(tmp_path / "trace.jsonl")[1].took_s, 3) == 2.5
 
 
 def test_a_model_that_a_server_asks_has_spans_of_its_own(tmp_path: Path) -> None:

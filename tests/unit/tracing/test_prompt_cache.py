@@ -354,6 +354,24 @@ def test_each_planted_miss_is_named_with_the_message_that_caused_it(plant: Calla
     assert broken[0].cause_kind == kind
 
 
+def test_a_first_prompt_without_a_system_text_differs_in_the_system_text() -> None:
+    talk = begun()
+    talk.history = History(Ledger())
+    begun_at = talk.begin(history=None)
+    talk.lists(LOOK, TAKE, DIG)
+    talk.run = replace(talk.run, history=m.HistoryReference(conversation="turn-3", length=0, digest=""))
+    question = m.RequestCompletion(
+        conversation=m.ConversationId("turn-3"),
+        request=1,
+        new=(m.UserText("Hello"),),
+        mode=m.OfferTools((LOOK, TAKE, DIG)),
+    )
+    talk.reply(talk.note(question))
+    (broken,) = (each.broken for each in talk.prompts if each.broken is not None)
+    assert (broken.part, broken.place, broken.cause) == ("system", "the system text", begun_at)
+    assert broken.why == "of this conversation and the one before, only one has a system text"
+
+
 def test_a_schema_that_is_told_in_words_from_now_on_changes_what_was_asked_with_it() -> None:
     talk = begun()
     talk.begin()

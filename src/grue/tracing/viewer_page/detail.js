@@ -100,7 +100,7 @@ function episodeDetail(trace) {
   const longest = [...trace.turns].sort((one, other) => other.length - one.length).slice(0, LONGEST_LISTED);
   const spans = trace.turns.flatMap((turn) => turn.spans).filter((span) => span.phase !== "host");
   const contents = [
-    cutShort ? element("p", { class: "note" }, "The last line of the file was cut short: its writer was killed while it wrote.") : null,
+    cutShort ? element("p", { class: "note" }, "The last line of the file was cut short: it is being written, or its writer was killed.") : null,
     facts([
       ["episode", header.episode],
       ["started", clock(header.started_at)],
