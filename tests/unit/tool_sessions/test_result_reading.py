@@ -53,6 +53,13 @@ def test_a_text_that_a_server_wraps_in_an_object_is_read_by_its_own_lines() -> N
     assert read({"content": "one line"}, first_line=1) == '[lines 1 to 3 of 3]\n{\n "content": "one line"\n}'
 
 
+def test_the_text_of_an_embedded_resource_is_read_by_its_own_lines() -> None:
+    resource = {"type": "resource", "resource": {"uri": "file:///rows", "text": ROWS}}
+    content = [{"type": "text", "text": "downloaded"}, resource]
+    described = '{\n "type": "resource",\n "uri": "file:///rows"\n}'
+    assert read(content, last_line=6) == f"[lines 1 to 6 of 2005]\ndownloaded\n{described}\nrow 1: fine"
+
+
 def test_a_whole_text_can_be_read_in_steps_even_of_one_line() -> None:
     text = "".join(f"{number}," for number in range(2_000))
     parts, skip = [], 0

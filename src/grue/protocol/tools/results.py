@@ -402,11 +402,18 @@ def _unwrapped(content: object) -> object:
     return content
 
 
+def _apart(block: m.JsonObject) -> Iterator[object]:
+    """Yield a block without its `text`, unless it is a text block, and then this text, to show its lines."""
+    if block.get("type") != "text":
+        yield {name: value for name, value in block.items() if name != "text"}
+    if "text" in block:
+        yield block["text"]
+
+
 def _laid_out(content: object) -> str:
     content = _unwrapped(content)
     if isinstance(content, list) and content and _readable(content, None) is not content:
-        texts = (block.get("text") if block.get("type") == "text" else block for block in content)
-        return "\n".join(map(_laid_out, texts))
+        return "\n".join(_laid_out(part) for block in content for part in _apart(block))
     text = _plain(content)
     has_lines = text.count("\n") >= len(text) // _LONG_LINE
     is_text = isinstance(content, str) and (has_lines or not _looks_like_json(text))
