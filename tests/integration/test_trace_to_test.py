@@ -282,6 +282,20 @@ def test_a_conversation_whose_beginning_is_in_another_trace_is_no_test(tmp_path:
 
 
 @pytest.mark.slow
+def test_a_tool_of_the_policy_that_was_not_called_is_not_told_as_unknown(tmp_path: Path) -> None:
+    policy = ToolPolicy(rules=(ToolRule(tools=("box.delete",), verdict="deny"),))
+    with (
+        ScriptedLlmServer(["Nothing to do."]) as server,
+        runner(
+            server, "chat_completions", tmp_path / "a.jsonl", servers=Box().servers(), tool_policy=policy
+        ) as each,
+    ):
+        each.run_turn(TurnRequest(user="Tidy up."))
+    done = grue("trace", "to-test", "a.jsonl", "-o", "test_a.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
 def test_your_own_functions_take_the_place_of_recorded_results(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from grue import FunctionTools\n\n\n"

@@ -34,6 +34,7 @@ from grue.tracing.turn_slices import TurnSlice, TurnSplitter
 IGNORED = frozenset({
     "pid", "elapsed_s", "duration_s", "duration_ms", "delay_s", "episode_id", "echo", "address", "facts",
     "request_id", "error_code", "asks", "expires_at", "TurnResumed.after", "HistoryReference.file",
+    "LlmFailure.endpoint", "ToolsUnsupported.endpoint", "ToolSupportChecked.endpoint",
 })  # fmt: skip
 """Not compared: most differ from run to run. If `asks` differs, a host's `conditions` usually differ too."""
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from turns import run as turn_of
 
 from grue import FunctionTools, Runner, ToolPolicy, ToolRule, TurnRequest
-from grue.errors import ApprovalPending
+from grue.errors import ApprovalPending, LLMError
 from grue.hosts.skill_agent.facts import McpToolCallCompleted, RunStarted
 from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted, McpInitialized, Observed, Remembered
 from grue.messages import (
@@ -42,6 +42,7 @@ from grue.messages import (
 from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
+from grue.testing.llm_replies import error_reply
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.diff import IDS, IGNORED, diff, render
 from grue.tracing.divergence import ABSENT, Comparison, Difference
@@ -84,6 +85,20 @@ def test_a_history_that_the_traces_do_not_hold_differs_by_its_digest(tmp_path: P
             runner.run_turn(TurnRequest("Still?", history=[UserText(f"I like {name}.")]))
     left, right = (list(read_episode(tmp_path / f"{name}.jsonl").envelopes) for name in ("cats", "dogs"))
     assert [each.path for each in next(diff(left, right)).differences] == ["$.history.digest"]
+
+
+def test_the_address_of_a_model_that_fails_is_not_compared(tmp_path: Path) -> None:
+    for name in ("one", "two"):  # each endpoint has a port of its own
+        script = [error_reply(500, "Busy."), error_reply(401, "No key.")]
+        trace = tmp_path / f"{name}.jsonl"
+        with (
+            ScriptedLlmServer(script) as model,
+            Runner(llm=model.settings, trace=trace) as runner,
+            pytest.raises(LLMError),
+        ):
+            runner.run_turn(TurnRequest("Still?"))
+    left, right = (list(read_episode(tmp_path / f"{name}.jsonl").envelopes) for name in ("one", "two"))
+    assert list(diff(left, right)) == []
 
 
 @pytest.mark.slow
