@@ -67,12 +67,15 @@ def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
         "timed out": sum(tool.timed_out for tool in stats.tools),
         "lost with the server": sum(tool.lost for tool in stats.tools),
     }
+    calls = sum(tool.calls for tool in stats.tools)
+    settled["without a result"] = max(
+        0, calls - sum(settled.values())
+    )  # the turn ended before, or still runs
     unsent = {
         "skipped": sum(tool.skipped for tool in stats.tools),
         "rejected": sum(tool.rejected for tool in stats.tools),
         "denied": sum(tool.denied for tool in stats.tools),
     }
-    calls = sum(tool.calls for tool in stats.tools)
     cut = f"; cut before the model read it: {model.cut_results}" if model.cut_results else ""
     parked = f"; {counted(turns.parkings, 'parking')}" if turns.parkings else ""
     lines = (

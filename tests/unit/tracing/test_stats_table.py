@@ -149,6 +149,14 @@ def test_a_time_is_told_to_three_places_or_so(seconds: float, told: str) -> None
     assert duration(seconds) == told
 
 
+def test_a_call_that_was_sent_and_never_settled_is_counted(file: TraceFile) -> None:
+    stats = played(file)
+    first, *others = stats.tools
+    pending = msgspec.structs.replace(first, calls=first.calls + 2)
+    lines = summary(msgspec.structs.replace(stats, tools=(pending, *others)))
+    assert any("1 lost with the server, 2 without a result;" in line for line in lines)
+
+
 def test_a_resumed_and_cut_trace_says_so(file: TraceFile) -> None:
     stats = msgspec.structs.replace(
         played(file), resumptions=2, cut_short=True, payload_bytes=2_500_000, trace_bytes=12
