@@ -94,6 +94,7 @@ check: $(VENV)/.dev ## what CI checks beside the tests: lint, types, import rule
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	MYPYPATH=benchmarks:benchmarks/peers:tests/support $(BIN)/mypy --follow-imports=silent benchmarks/*.py tools/*.py
+	MYPYPATH=tests/support:tools/attack $(BIN)/mypy --follow-imports=silent tools/attack/*.py
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_sizes.py
 

@@ -20,7 +20,8 @@ from typer.testing import CliRunner
 
 from grue.cli.app import app
 from grue.errors import LLMError, MCPError
-from grue.fleet.attempt import Costs, Ended, Job, Lost, run_attempt
+from grue.fleet.attempt import Ended, Job, Lost, Task, run_attempt
+from grue.fleet.broker import Costs
 from grue.fleet.driver import Driver, Finished, Plan
 from grue.fleet.folder import FleetFolder, Manifest
 from grue.fleet.identity import Case as FleetCase
@@ -48,9 +49,10 @@ class Inline:
         """Have spent nothing."""
         return Costs(refused=self._rng.choice(("", "", "used up")))
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Task) -> None:
         """Make the attempt."""
-        sound = job.settings["sound"]
+        assert isinstance(job, Job), "no episode is scored here"
+        sound = job.case.settings["sound"]
         try:
             told: Any = run_attempt(job)
         except MCPError as error:
@@ -61,6 +63,9 @@ class Inline:
                 odd_text(self._rng).encode("utf-8", "replace").decode(),
             )
         self.ended.put((job, told))
+
+    def withdraw(self) -> None:
+        """Nothing is queued."""
 
     def cancel(self) -> None:
         """Nothing is under way."""
@@ -105,7 +110,8 @@ def _exception(rng: Random) -> BaseException:
     )
     if rng.random() < 0.3:
         hooks = dict.fromkeys(rng.sample(("__str__", "__repr__", "__reduce__", "__getattr__"), 2), refuse)
-        return type("Odd", (kind,), hooks)(text)
+        odd: type[BaseException] = type("Odd", (kind,), hooks)
+        return odd(text)
     if rng.random() < 0.2:
         return LLMError(text, kind=rng.choice(("refused", "unreachable", text)), endpoint=text)
     return kind(text)

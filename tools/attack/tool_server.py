@@ -25,7 +25,7 @@ Step = bytes | float | str
 """Bytes of standard output, seconds to wait, or a deed of `_do`."""
 MB = 1_000_000
 
-_REQUESTS = (
+_REQUESTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "sampling/createMessage",
         {"messages": [{"role": "user", "content": {"type": "text", "text": "Hi"}}], "maxTokens": 9},
@@ -35,7 +35,7 @@ _REQUESTS = (
     ("ping", {}),
     ("x/unknown", {"a": 1}),
 )
-_NOTES = (
+_NOTES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("notifications/message", {"level": "info", "data": "working"}),
     ("notifications/progress", {"progressToken": 1, "progress": 1}),
     ("notifications/tools/list_changed", {}),
@@ -115,9 +115,8 @@ def odd_error(rng: Random, answer: dict[str, Any]) -> Iterator[Step]:
 
 def odd_id(rng: Random, answer: dict[str, Any]) -> Iterator[Step]:
     true = answer["id"]
-    for wrong in rng.sample(
-        [True, None, 1.5, -1, 10**30, [], {}, "", str(true), odd_text(rng), [true], 0], 4
-    ):
+    odd: list[object] = [True, None, 1.5, -1, 10**30, [], {}, "", str(true), odd_text(rng), [true], 0]
+    for wrong in rng.sample(odd, 4):
         yield line({**answer, "id": wrong})
     yield line(answer)
 

@@ -105,7 +105,7 @@ def _turn(case: Case, runner: Runner, turn: int, findings: Findings) -> str:
     started = time.monotonic()
     try:
         ended = runner.run_turn(request)
-        outcome = ended.kind
+        outcome: str = ended.kind
         if outcome == "answered" and AS_TEXT in str(ended.response):
             findings.add(f"answered with a tool call as text: {ended.response!r:.300}")
     except ActorCrashed as error:
