@@ -132,7 +132,8 @@ def _turn(case: Case, runner: Runner, turn: int, findings: Findings) -> str:
 
 def _words(case: Case, rng: Random) -> str:
     text = odd_text(rng) or "x"
-    return text * (rng.choice((1, 5, 10)) * 1_000_000 // len(text)) if case.big else text
+    size = len(text.encode("utf-8", "replace"))
+    return text * (rng.choice((1, 5, 10)) * 1_000_000 // size) if case.big else text
 
 
 def _settings(case: Case, port: int) -> LlmSettings:
