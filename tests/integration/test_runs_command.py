@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from commands import grue
 
-from grue import LlmSettings, Runner, TurnRequest
+from grue import LlmSettings, Recorder, Runner, TraceWriter, TurnRequest
 from grue.errors import LLMError, TraceError
+from grue.hosts.zork.facts import EpisodeEnded
 from grue.testing.llm_server import ScriptedLlmServer, error_reply, text_reply
 
 
@@ -20,6 +21,15 @@ def episode(path: Path, when: int, **result: object) -> None:
     if result:
         (path.parent / "result.json").write_text(json.dumps(result))
     os.utime(path, (when, when))
+
+
+@pytest.mark.slow
+def test_a_result_that_only_the_trace_of_a_bundled_host_has_is_listed(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.add(writer := TraceWriter(tmp_path / "run.jsonl", episode="one"))
+    recorder.record(EpisodeEnded(reason="won", detail="", turns=2, score=7, max_score=10), sender="host")
+    writer.close()
+    assert ", score 7 of 10, " in grue("runs", str(tmp_path), cwd=tmp_path).stdout
 
 
 @pytest.mark.slow

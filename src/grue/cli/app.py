@@ -612,8 +612,8 @@ def runs(
     from grue.cli.runs import RUNS, list_runs, write_runs
 
     take_interrupts()
+    load_hosts()
     if html or open_browser:
-        load_hosts()
         write_runs(folder or RUNS, open_browser)
     else:
         list_runs(folder)
