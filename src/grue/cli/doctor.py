@@ -120,15 +120,6 @@ _INTERPRETER_S = 10.0
 _SHEBANG_BYTES = 256
 
 
-def _is_installed(server: McpServer) -> bool:
-    # For npx, a direct command exists only if the package is installed. grue cannot tell this for uvx.
-    return (
-        isinstance(server, StdioServer)
-        and launcher_of(server) == "npx"
-        and direct_command(server) is not None
-    )
-
-
 def boot_lines(
     server: McpServer, opened: m.SessionOpened, limits: TurnLimits, *, installed: bool, alone: bool
 ) -> Iterator[str]:
@@ -381,7 +372,9 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
     if not asked:
         return
     limits = turn_limits(config)
-    installed = {name for name, server in asked.items() if _is_installed(server)}
+    # For npx, a direct command exists only if the package is installed. grue cannot tell this for uvx.
+    by_npx = {name: each for name, each in only_started(asked).items() if launcher_of(each) == "npx"}
+    installed = {name for name, each in by_npx.items() if direct_command(each) is not None}
     try:
         with ToolClient(asked, limits=limits) as client:
             notices = ListingNotices()

@@ -282,7 +282,7 @@ def _body(run: RecordedRun, named: dict[str, str], spec: str, path: Path) -> Ite
     if answer and not spec:
         yield from _readings(run)
     yield from _servers(run, named)
-    yield from _test(run, _end(run), path, answer, history=bool(history), named=named)
+    yield from _test(run, path, answer, history=bool(history), named=named)
 
 
 def _recorded_spec(run: RecordedRun) -> str:
@@ -491,15 +491,9 @@ def _decided(run: RecordedRun) -> Iterator[ApprovalDecision]:
 
 
 def _test(
-    run: RecordedRun,
-    end: m.TurnEnd | None,
-    path: Path,
-    answer: str,
-    *,
-    history: bool,
-    named: Collection[str],
+    run: RecordedRun, path: Path, answer: str, *, history: bool, named: Collection[str]
 ) -> Iterator[str]:
-    begun = run.begun
+    begun, end = run.begun, _end(run)
     stood_in = any(server not in named for server in begun.servers)
     stand_ins = {each.name for each in _listed(run) if each.server not in named}
     yield from ("", "", f"def test_turn_{begun.turn}(scripted_llm: Any) -> None:")

@@ -423,16 +423,15 @@ class RequestCount:
             self.spent += Amount(int(outcome.sent), tokens, money or 0.0)
 
 
-class _Counted:
-    def __init__(self, count: RequestCount, permit: exchange.Permit | None, model: str) -> None:
-        self._count = count
-        self._permit = permit
-        self._model = model
+class _Counted(Struct):
+    count: RequestCount
+    permit: exchange.Permit | None
+    model: str
 
     def settle(self, outcome: exchange.RequestOutcome) -> None:
-        self._count.add(self._model, outcome)
-        if self._permit is not None:
-            self._permit.settle(outcome)
+        self.count.add(self.model, outcome)
+        if self.permit is not None:
+            self.permit.settle(outcome)
 
 
 @contextlib.contextmanager

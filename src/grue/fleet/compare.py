@@ -389,7 +389,9 @@ def compare_results(
     chance = sign_test(better, worse)
     target = options.margin or abs(found.mean)
     if why:
-        told = _by_sign_test(better, worse, chance)
+        told: Verdict = "cannot be told"
+        if chance < stats.SELDOM:
+            told = "better" if better > worse else "worse"
         detectable, more = math.nan, None
     else:
         told, detectable, more = _by_interval(found, target)
@@ -413,12 +415,6 @@ def compare_results(
         changes=sorted(changes, key=lambda each: (each.difference, str(each.case))),
         lower_is_better=options.lower_is_better,
     )
-
-
-def _by_sign_test(better: int, worse: int, chance: float) -> Verdict:
-    if chance >= stats.SELDOM:
-        return "cannot be told"
-    return "better" if better > worse else "worse"
 
 
 def _by_interval(found: Interval, target: float) -> tuple[Verdict, float, float | None]:

@@ -177,9 +177,8 @@ class Fleet:
             raise FleetError(f"version is {version!r:.60}: give a text, such as '2'.")
 
         def all_cases() -> Iterable[Case]:
-            for repetition in range(repetitions):
-                for each in settings:
-                    yield Case(settings=each, repetition=repetition)
+            numbers = range(repetitions)
+            return (Case(settings=each, repetition=number) for number in numbers for each in settings)
 
         plan = self._plan(work if isinstance(work, str) else name_of(work), version, all_cases)
         axes = list(dict.fromkeys(name for each in settings for name in each))

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import Struct
+
 from grue import messages as m
 from grue.cli.chat import lines
 from grue.cli.chat.screen import Screen
@@ -37,13 +39,12 @@ class UnknownCommand(MCPError):  # noqa: N818 - a state of the input
     """There is no such command, its argument is missing or wrong, or there is no turn to take back."""
 
 
-class ChatCommands:
+class ChatCommands(Struct):
     """Runs the slash commands of a chat. Relative paths of `/save` begin at `here`."""
 
-    def __init__(self, talk: Talk, screen: Screen, here: Path) -> None:
-        self._talk = talk
-        self._here = here
-        self._screen = screen
+    talk: Talk
+    screen: Screen
+    here: Path
 
     def run(self, line: str) -> bool:
         """Run a command. Return whether the chat goes on."""
@@ -59,19 +60,18 @@ class ChatCommands:
         return True
 
     def _tools(self, wanted: str) -> None:
-        self._screen.show(lines.tool_lines(self._talk.tools(), wanted))
+        self.screen.show(lines.tool_lines(self.talk.tools(), wanted))
 
     def _trace(self, wanted: str) -> None:
-        turn = wanted or str(self._talk.turn)
+        turn = wanted or str(self.talk.turn)
         if re.fullmatch(r"\d{1,9}", turn, re.ASCII) is None:
             raise UnknownCommand("Write /trace, or /trace and the number of a turn.")
         from grue.cli.trace import shown_lines
 
-        self._talk.settle()
-        where = shown_argument(self._talk.path)
+        self.talk.settle()
         if int(turn):
-            self._screen.show(Line(text) for text in shown_lines(self._talk.path, turn))
-        self._screen.show([Line(f"All of it: {GRUE} trace show {where}", DIM)])
+            self.screen.show(Line(text) for text in shown_lines(self.talk.path, turn))
+        self.screen.show([Line(f"All of it: {GRUE} trace show {shown_argument(self.talk.path)}", DIM)])
 
     def _save(self, wanted: str) -> None:
         if not wanted:
@@ -79,28 +79,28 @@ class ChatCommands:
         path = Path(wanted)
         with suppress(RuntimeError):  # this user has no home folder
             path = path.expanduser()
-        self._talk.save(self._here / path)
-        self._screen.show([Line(f"The conversation is in {shown_path(path)}.", GREEN)])
+        self.talk.save(self.here / path)
+        self.screen.show([Line(f"The conversation is in {shown_path(path)}.", GREEN)])
 
     def _model(self, wanted: str) -> None:
-        talk = self._talk
+        talk = self.talk
         if wanted:
             talk.change_model(wanted)
-        self._screen.show([Line(printable(f"{talk.model} at {talk.endpoint}"))])
+        self.screen.show([Line(printable(f"{talk.model} at {talk.endpoint}"))])
 
     def _cost(self, _wanted: str) -> None:
-        self._screen.show(lines.cost_lines(self._talk.runner.spent, self._talk.runner.budget_spent))
+        self.screen.show(lines.cost_lines(self.talk.runner.spent, self.talk.runner.budget_spent))
 
     def _undo(self, _wanted: str) -> None:
         texts = self._texts()
-        undone = self._talk.undo()
+        undone = self.talk.undo()
         if undone is None:
             raise UnknownCommand("There is nothing to take back.")
         gone = [*texts[len(self._texts()) :], "a turn without a text"]
-        self._screen.show(lines.undone_lines(gone[0], undone.calls))
+        self.screen.show(lines.undone_lines(gone[0], undone.calls))
 
     def _texts(self) -> list[str]:
-        return [each.text for each in self._talk.conversation.history if isinstance(each, m.UserText)]
+        return [each.text for each in self.talk.conversation.history if isinstance(each, m.UserText)]
 
     def _help(self, _wanted: str) -> None:
         width = max(map(len, COMMANDS))
@@ -108,4 +108,4 @@ class ChatCommands:
             Line(f"  {text}", "", " " * (width + 2), f"{name:{width}}", CYAN)
             for name, text in COMMANDS.items()
         ]
-        self._screen.show([*shown, Line(_KEYS, DIM)])
+        self.screen.show([*shown, Line(_KEYS, DIM)])

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from grue import ApprovalDecision, ApprovalQuestion, hosting
 from grue import messages as m
@@ -292,16 +293,13 @@ FACTS: tuple[type[Fact], ...] = (
 register_facts("skillagent", RunStarted, RunEnded, *FACTS)
 
 
-class FactEvents:
+class FactEvents(Struct):
     """An observer that calls `on_event(name, fields)` for each log event of a fact of one of `kinds`."""
 
-    def __init__(
-        self, on_event: Callable[[str, m.JsonObject], object], kinds: tuple[type[Fact], ...]
-    ) -> None:
-        self._on_event = on_event
-        self._kinds = kinds
+    on_event: Callable[[str, m.JsonObject], object]
+    kinds: tuple[type[Fact], ...]
 
     def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
-        if isinstance(envelope.body, self._kinds):
+        if isinstance(envelope.body, self.kinds):
             for event in envelope.body.log_lines():
-                self._on_event(event.event, event.fields)
+                self.on_event(event.event, event.fields)
