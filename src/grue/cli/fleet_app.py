@@ -93,10 +93,11 @@ def run(
 ) -> bool:
     """Run the episodes of a sweep that have no result yet. After a stop, the same command continues.
 
-    The result of an episode is what the sweep's function returns, or an error of
-    its own that it raises. Episodes with a result are not run again; to run all
-    again, change `version` in SWEEP.toml. While episodes run, the command shows
-    the progress: at a terminal in rows that change, else as lines of JSON.
+    The result of an episode is what the sweep's function returns, an error of its
+    own that it raises, or that it took longer than `episode_timeout_s`. Episodes
+    with a result are not run again; to run all again, change `version` in
+    SWEEP.toml. While episodes run, the command shows the progress: at a terminal
+    in rows that change, else as lines of JSON.
 
     An episode has no result if its worker process was killed, an MCP server did
     not start, the model could not be reached or did not reply, the API key was
@@ -106,8 +107,9 @@ def run(
     without a result.
 
     If the last 20 attempts all failed in the same way, or the disk is nearly
-    full, the command ends early. When you have mended the cause,
-    `grue fleet retry` runs all episodes that have no result.
+    full, the command ends early. Mend the cause. If it was an error in your
+    function, change `version`; otherwise `grue fleet retry` runs the episodes
+    that have no result.
 
     After Ctrl-C no further episodes are started, and the command ends with
     status 1 when the running ones have ended. A second Ctrl-C cancels them, and a
