@@ -473,9 +473,6 @@ class _Cases:
         return means
 
 
-_Sides: TypeAlias = tuple[_Cases, ...]
-
-
 def _no_interval(count: int, options: Options) -> str:
     if count < LEAST_CASES:
         what = f"groups of {', '.join(options.cluster)}" if options.cluster else "cases"
@@ -500,7 +497,7 @@ def _signs(changes: Sequence[CaseChange], groups: list[int], *, lower_is_better:
     return sum(each > _TINY for each in values), sum(each < -_TINY for each in values)
 
 
-def _measures(sides: _Sides, groups: list[int], options: Options, *, bare: bool) -> list[Measure]:
+def _measures(sides: tuple[_Cases, ...], groups: list[int], options: Options, *, bare: bool) -> list[Measure]:
     scores = [side.score(each) or 0.0 for side in sides for each in side.episodes]
     figures: list[tuple[str, list[list[float] | None]]] = [
         ("score", [side.means(side.score) for side in sides]),
@@ -544,7 +541,7 @@ def _if_no_trace(result: Result) -> float | None:
 
 
 def _passes(
-    sides: _Sides, scores: Sequence[float], options: Options
+    sides: tuple[_Cases, ...], scores: Sequence[float], options: Options
 ) -> list[tuple[str, list[list[float] | None]]]:
     passing = Passing.of(scores, options.passing, lower_is_better=options.lower_is_better)
     tries = min(len(found) for side in sides for found in side.by_case.values())
@@ -575,7 +572,9 @@ def _changes(a: _Cases, b: _Cases, no_case: AbstractSet[str]) -> Iterable[CaseCh
         )
 
 
-def _require_cases(keys: Sequence[str], sides: _Sides, compared: dict[str, Any], score: str) -> None:
+def _require_cases(
+    keys: Sequence[str], sides: tuple[_Cases, ...], compared: dict[str, Any], score: str
+) -> None:
     for side, name in zip(sides, "AB", strict=True):
         if not side.by_case:
             raise FleetError(f"No episode of {name} has the score {score!r}.")

@@ -32,6 +32,14 @@ def nothing_left() -> Iterator[None]:
 
 
 @pytest.fixture
+def _grue_running(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
+    if "nothing_left" in request.fixturenames:
+        request.getfixturevalue("nothing_left")  # set up first, so that its check runs last
+    with ExitStack() as running:
+        yield running
+
+
+@pytest.fixture
 def faulty_mcp_server() -> "Callable[..., StdioServer]":
     """Configure faulty servers: `faulty_mcp_server("--exit-at", "call", name="files")` is a `StdioServer`."""
     from grue.testing import faulty_server
@@ -45,30 +53,25 @@ def faulty_mcp_server() -> "Callable[..., StdioServer]":
 
 
 @pytest.fixture
-def mock_mcp_server(request: pytest.FixtureRequest) -> "Iterator[Callable[..., HttpServer]]":
+def mock_mcp_server(_grue_running: ExitStack) -> "Callable[..., HttpServer]":
     """Run correct MCP servers in threads during a test: `mock_mcp_server(name="shop")` is an `HttpServer`."""
     from grue.testing.mock_server import MockServer
     from grue.tool_sessions.server_specs import HttpServer
 
-    if "nothing_left" in request.fixturenames:
-        request.getfixturevalue("nothing_left")  # set up first, so that its check runs last
+    def make(
+        server: "MockServer | None" = None, *, transport: Literal["http", "sse"] = "http", **options: Any
+    ) -> "HttpServer":
+        if server is None:
+            from grue.testing.mock_features import reference_server
 
-    with ExitStack() as running:
+            server = reference_server(**options)
+        elif options:
+            raise TypeError(f"mock_mcp_server: give {', '.join(options)} to the MockServer itself.")
+        assert isinstance(server, MockServer), "mock_mcp_server takes a MockServer"
+        url = _grue_running.enter_context(server.serve_http(transport=transport))
+        return HttpServer(name=server.name, url=url, transport=transport)
 
-        def make(
-            server: "MockServer | None" = None, *, transport: Literal["http", "sse"] = "http", **options: Any
-        ) -> "HttpServer":
-            if server is None:
-                from grue.testing.mock_features import reference_server
-
-                server = reference_server(**options)
-            elif options:
-                raise TypeError(f"mock_mcp_server: give {', '.join(options)} to the MockServer itself.")
-            assert isinstance(server, MockServer), "mock_mcp_server takes a MockServer"
-            url = running.enter_context(server.serve_http(transport=transport))
-            return HttpServer(name=server.name, url=url, transport=transport)
-
-        yield make
+    return make
 
 
 @pytest.fixture
@@ -84,23 +87,18 @@ def mock_mcp_process() -> "Callable[..., StdioServer]":
 
 
 @pytest.fixture
-def scripted_llm(request: pytest.FixtureRequest) -> "Iterator[Callable[..., ScriptedLlmServer]]":
+def scripted_llm(_grue_running: ExitStack) -> "Callable[..., ScriptedLlmServer]":
     """Start LLM endpoints with scripted replies (`grue.testing.llm_server`), closed after the test."""
     # Errors without `Retry-After` get `Retry-After: 0`, so that the client retries without a wait.
     from grue.testing.llm_server import LlmReply, ScriptedLlmServer
 
-    if "nothing_left" in request.fixturenames:
-        request.getfixturevalue("nothing_left")  # set up first, so that its check runs last
+    def make(
+        script: "Script | LlmReply", *more: "LlmReply | str", rules: "ProviderRules | None" = None
+    ) -> ScriptedLlmServer:
+        replies: Any = [script, *more] if more or isinstance(script, LlmReply | str) else script
+        return _grue_running.enter_context(ScriptedLlmServer(replies, rules=rules, retry_after="0"))
 
-    with ExitStack() as running:
-
-        def make(
-            script: "Script | LlmReply", *more: "LlmReply | str", rules: "ProviderRules | None" = None
-        ) -> ScriptedLlmServer:
-            replies: Any = [script, *more] if more or isinstance(script, LlmReply | str) else script
-            return running.enter_context(ScriptedLlmServer(replies, rules=rules, retry_after="0"))
-
-        yield make
+    return make
 
 
 @pytest.fixture

@@ -9,13 +9,12 @@ from grue.runtime.safe_text import printable
 from grue.tracing.columns import cells, cut, pad
 from grue.tracing.facts import Severity
 from grue.tracing.message_words import kind_of, severity_of, summarize
-from grue.tracing.reading import EpisodeEnvelope
+from grue.tracing.reading import NOTES, EpisodeEnvelope
 from grue.tracing.turn_slices import split_turns
 
 WIDTH = 80  # default width of a plain diagram, in columns of the terminal
 _TEXT_CHARS = 80
 _ACTORS = ("host", "agent", "llm")
-_TRACE = "trace"
 _ASKS = (m.RunTurn, m.ToLlm, m.ToSession, m.AskApproval, m.CheckAnswer)
 _SIGNS: dict[Severity, str] = {"fail": "✗ ", "warn": "! "}
 
@@ -36,7 +35,7 @@ def drawn(envelope: EpisodeEnvelope, *, limit: int = _TEXT_CHARS) -> Drawn | Non
     if isinstance(body, m.TextDelta):
         return None
     sender = "agent" if isinstance(body, m.DeadlinePassed | m.TurnInterrupted) else envelope.sender
-    noted = envelope.receiver == _TRACE or envelope.receiver == sender
+    noted = envelope.receiver in (NOTES, sender)
     severity, summary = severity_of(body), summarize(body)
     text = f"{_SIGNS.get(severity, '')}{kind_of(body)}{': ' if summary else ''}{summary}"
     return Drawn(

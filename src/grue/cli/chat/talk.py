@@ -5,6 +5,7 @@ that file. `/undo` copies the file up to this size, and the conversation continu
 also works for turns of an earlier run.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -254,7 +255,9 @@ class Talk:
         if not self._said:
             return None
         last = self._said[-1]
-        old, new = self.path / last.file, self._next_file()
+        old = self.path / last.file
+        names = (self.path / f"conversation-{number}.jsonl" for number in itertools.count(2))
+        new = next(path for path in names if not path.exists())
         copying = os_errors_as(ConversationError, f"copy {old}", path=str(old))
         with copying, old.open("rb") as source, new.open("xb") as copy:
             new.chmod(0o600)
@@ -361,10 +364,6 @@ class Talk:
                 path=str(self.path),
             )
         return path
-
-    def _next_file(self) -> Path:
-        names = (self.path / f"conversation-{number}.jsonl" for number in range(2, 1_000_000))
-        return next(path for path in names if not path.exists())
 
     def _record(self, fact: grue.tracing.facts.Fact, turn: int | None = None) -> None:
         self._recorder.record(fact, sender="host", turn=self.turn if turn is None else turn)
