@@ -189,7 +189,7 @@ def described(opened: m.SessionOpened, source: str, width: int) -> Iterator[str]
     for tool in opened.tools:
         yield ""
         yield from _wrapped(f"  {tool.name}", width)
-        yield from _wrapped(_paragraph(tool.description), width, "    ")
+        yield from _wrapped(" ".join(tool.description.split()), width, "    ")
         yield from arguments_of(tool, width)
 
 
@@ -227,7 +227,7 @@ def _argument(name: str, schema: object, *, required: bool, width: int) -> Itera
     yield from _wrapped(f"    {name}: {kind_of(schema)}, {needed}", width, hanging="        ")
     description = schema.get("description") if isinstance(schema, dict) else None
     if isinstance(description, str):
-        yield from _wrapped(_paragraph(description), width, "        ")
+        yield from _wrapped(" ".join(description.split()), width, "        ")
 
 
 def kind_of(schema: object) -> str:
@@ -275,10 +275,6 @@ def required_of(tool: m.ToolDefinition) -> list[str]:
     """Return the names of the tool's required arguments."""
     required = tool.input_schema.get("required")
     return [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-
-
-def _paragraph(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _wrapped(text: str, width: int, indent: str = "", *, hanging: str | None = None) -> Iterator[str]:
