@@ -22,14 +22,7 @@ from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.format import FORMAT, PayloadReference, TraceHeader, TraceLine, trace_in
 from grue.runtime.trace.reader import RecordedLine, Trace, TraceReader
 from grue.runtime.trace.recorder import Envelope
-from grue.tracing.facts import (
-    EPISODE_FACTS,
-    EpisodeEnded,
-    EpisodeResumed,
-    Fact,
-    registered_facts,
-    subclasses_of,
-)
+from grue.tracing import facts
 
 _KIND = re.compile(r"[A-Za-z_][\w.]{0,80}", re.ASCII)
 _NAME = re.compile(r"[A-Za-z]\w{0,80}", re.ASCII)
@@ -45,7 +38,7 @@ def can_be_fact(tag: str) -> bool:
     return _KIND.fullmatch(tag) is not None
 
 
-def unknown_fact(body: bytes) -> Fact:
+def unknown_fact(body: bytes) -> facts.Fact:
     """Decode a fact whose class is not known; raises `msgspec.DecodeError`."""
     fields: m.JsonObject = msgspec.json.decode(body, type=dict)
     tag = str(fields.pop("type"))
@@ -53,15 +46,15 @@ def unknown_fact(body: bytes) -> Fact:
     return kind(**dict(zip(kind.__struct_fields__, fields.values(), strict=True)))
 
 
-def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
+def with_hosts_fields(fact: facts.Fact, body: bytes) -> facts.Fact:
     """Return `fact`; if its class is in `EPISODE_FACTS`, with the fields that a host has added in `body`."""
-    if type(fact) not in EPISODE_FACTS:
+    if type(fact) not in facts.EPISODE_FACTS:
         return fact
     fields: m.JsonObject = msgspec.json.decode(body, type=dict)
     added = tuple(name for name in fields if name != "type" and name not in fact.__struct_fields__)
     if not added:
         return fact
-    for declared in subclasses_of(type(fact)):
+    for declared in facts.subclasses_of(type(fact)):
         if not set(added).isdisjoint(declared.__struct_fields__):
             with contextlib.suppress(msgspec.ValidationError):  # another host's fact: try the next class
                 return msgspec.json.decode(body, type=declared)
@@ -73,8 +66,8 @@ def with_hosts_fields(fact: Fact, body: bytes) -> Fact:
 
 @functools.lru_cache(maxsize=_MOST_KINDS)
 def _class_for(
-    tag: str, fields: tuple[str, ...], base: type[Fact] = Fact, *, has_turn: bool = False
-) -> type[Fact]:
+    tag: str, fields: tuple[str, ...], base: type[facts.Fact] = facts.Fact, *, has_turn: bool = False
+) -> type[facts.Fact]:
     # Readers expect `turn` to be a turn's number. Store any other value under another attribute name.
     usable = [name for name in fields if _usable(name, base) and (name != "turn" or has_turn)]
     names = {name: name if name in usable else f"field_{number}" for number, name in enumerate(fields)}
@@ -94,13 +87,13 @@ def _class_for(
     return kind  # type: ignore[no-any-return]
 
 
-def _usable(name: str, base: type[Fact]) -> bool:
+def _usable(name: str, base: type[facts.Fact]) -> bool:
     # A field must not replace an attribute of `Fact` that readers use, such as `summary`.
     plain = _NAME.fullmatch(name) is not None and not keyword.iskeyword(name)
     return plain and not name.startswith(("_", "field_")) and not hasattr(base, name)
 
 
-EpisodeBody: TypeAlias = m.AnyMessage | Fact | ActorFailed  # what an episode's trace can hold
+EpisodeBody: TypeAlias = m.AnyMessage | facts.Fact | ActorFailed  # what an episode's trace can hold
 
 EpisodeEnvelope: TypeAlias = Envelope[EpisodeBody]
 EpisodeTrace: TypeAlias = Trace[EpisodeBody]
@@ -110,7 +103,7 @@ NOTES = "trace"  # the receiver of notes and facts, which are sent to no actor
 def known_kinds() -> dict[str, type[Struct]]:
     """Return the classes of all messages by tag: grue's own, and the facts of the hosts that are loaded."""
     own = {str(kind.__struct_config__.tag): kind for kind in (*get_args(m.AnyMessage), ActorFailed)}
-    return {**own, **registered_facts()}
+    return {**own, **facts.registered_facts()}
 
 
 def union_of(kinds: Iterable[type[Struct]]) -> Any:
@@ -134,7 +127,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
         tag = line.tag
         kind = self.kinds.get(tag)
         # An unknown message to no actor (`NOTES`) is a fact of a host that is not imported.
-        return Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
+        return facts.Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:
         try:
@@ -146,7 +139,7 @@ class EpisodeReader(TraceReader[EpisodeBody]):
             if tag in self.kinds or not can_be_fact(tag):
                 raise
             return unknown_fact(written)
-        return with_hosts_fields(body, written) if isinstance(body, Fact) else body
+        return with_hosts_fields(body, written) if isinstance(body, facts.Fact) else body
 
     def follow(
         self,
@@ -171,7 +164,7 @@ def has_ended(body: Struct, *, before: bool) -> bool:
 
     Servers may end after the episode, as in `grue chat`, and then the trace has further messages.
     """
-    return isinstance(body, EpisodeEnded) or (before and not isinstance(body, EpisodeResumed))
+    return isinstance(body, facts.EpisodeEnded) or (before and not isinstance(body, facts.EpisodeResumed))
 
 
 def open_episode(path: str | PathLike[str]) -> EpisodeReader:
