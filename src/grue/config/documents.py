@@ -201,8 +201,8 @@ def parse_toml(text: str, path: Path) -> Document:
     return Document(path, value, lambda: _toml_lines(text.replace("\r\n", "\n")))
 
 
-# Strings in three quotes are matched by `(?>(...)*)` and not by `(...)*+`: before Python 3.11.5, such a group
-# also consumes the repetition in which a lookahead fails.
+# Strings in three quotes are matched by `(?>(...)*)` and not by `(...)*+`: before Python 3.11.5, the latter
+# also consumes the text of a last repetition whose lookahead has failed.
 _TOML = re.compile(
     r"""\"{3}(?>(?:[^"\\]|\\.|"{1,2}(?!"))*)"{3,5}|'{3}(?>(?:[^']|'{1,2}(?!'))*)'{3,5}|"""
     r""""(?:[^"\\\n]|\\.)*+"|'[^'\n]*+'|\#[^\n]*+|[^\s"'\#\[\]{}=]++|[\[\]{}=\n]""",

@@ -89,7 +89,10 @@ class LLMClient:
             self._transport.close()
 
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
-        """Return the configured settings with `model`, if given, and `sampling`; keys it lacks are unset."""
+        """Return the configured settings with `model`, if given, and with only the settings in `sampling`.
+
+        The configured sampling settings are dropped.
+        """
         settings = model_settings(model or self.config.agent_model, sampling)
         # The fallback models belong to the configured model, so another model gets none.
         then = self._settings.then if settings.model == self._settings.model else ()

@@ -716,7 +716,10 @@ class _Incoming:
         return deltas
 
     async def _end(self, streamed: Streamed) -> None:
-        """Add a last event that no blank line ends, unless it is damaged. Raise if data before it is."""
+        """Pass on a last event that no blank line ends, unless it is damaged.
+
+        Raises `DamagedStream` if an earlier line of the stream was damaged.
+        """
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
             large = self._lines.waiting > LONG_BYTES
