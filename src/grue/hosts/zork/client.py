@@ -89,9 +89,9 @@ class LLMClient:
             self._transport.close()
 
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
-        """Return the configured settings with `model`, if given, and with only the settings in `sampling`.
+        """Return the configured settings, with `model` if given, and with other sampling settings.
 
-        The configured sampling settings are dropped.
+        Those in `sampling` replace all that are configured; the others get their defaults.
         """
         settings = model_settings(model or self.config.agent_model, sampling)
         # The fallback models belong to the configured model, so another model gets none.

@@ -63,7 +63,10 @@ class ValidCall(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """Consecutive calls to one server, sent together; a `parallel` run is one call and may overlap others."""
+    """Consecutive calls to one server, sent together.
+
+    A `parallel` run has one call, and may overlap neighbouring `parallel` runs to other servers.
+    """
 
     server: m.ServerName
     calls: tuple[m.ServerCall, ...]

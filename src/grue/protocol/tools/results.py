@@ -64,7 +64,10 @@ _EXPECTED = {"image": "it is not a PNG, JPEG, GIF or WebP image", "audio": "it i
 
 
 class MediaRoom:
-    """Collects the attachments of a reply's results, or the host's. Earlier attachments used `used_bytes`."""
+    """Collects the attachments of one reply's tool results, or the images that the host sends with a turn.
+
+    The turn's earlier attachments have used `used_bytes` of `max_media_bytes`.
+    """
 
     def __init__(self, limits: TurnLimits, used_bytes: int = 0) -> None:
         self.attachments: list[m.Attachment] = []

@@ -326,9 +326,9 @@ class HttpReply:
             await stream.aclose()
 
     async def _silent(self, stream: Any) -> bool:
-        """Return whether it is certain that no bytes have been read from the socket after the reply's end.
+        """Return whether it is certain that what has been read from the socket ends where the reply ends.
 
-        Such bytes would be in a buffer of h11, of TLS, or of the event loop. httpx itself does not use a
+        Further bytes would be in a buffer of h11, of TLS, or of the event loop. httpx itself does not use a
         connection again that has bytes in the socket.
         """
         try:
