@@ -640,6 +640,7 @@ class HostTurn(Generic[T]):
             show_schemas=True,
             binds_calls=True,
             plain_results=not request.json_results,
+            unwraps_texts=True,
             states_answer=not self.answer.told,
             restates_answer=True,
             sorts_tools=True,

@@ -356,7 +356,8 @@ class TurnActors:
             with importing():  # this actor is started only when a model calls one of its tools
                 from grue.tool_sessions.result_reading import ResultReader
 
-            reader = ResultReader(self._result_of, command.limits.max_result_chars)
+            most = command.limits.max_result_chars
+            reader = ResultReader(self._result_of, most, unwraps=command.unwraps_texts)
             answers["read_result"] = reader.read_result
         if command.tool_search is not None:
             from grue.tool_sessions.tool_search import ToolSearcher  # few programs need it

@@ -65,14 +65,15 @@ def wanted(arguments: m.JsonObject) -> Wanted:
 class WholeResult:
     """A tool's whole result. Keeps its text, and the first level of its JSON, for the next `read`."""
 
-    def __init__(self, result: m.ToolCallResult) -> None:
+    def __init__(self, result: m.ToolCallResult, *, unwraps: bool = True) -> None:
         self._result = result
+        self._unwraps = unwraps
         self._content = result.content
 
     @functools.cached_property
     def text(self) -> str:
         """The whole result as one text."""
-        return whole_text(self._result)
+        return whole_text(self._result, unwraps=self._unwraps)
 
     def read(self, asked: Wanted, max_chars: int, *, clock: Callable[[], float] = time.monotonic) -> str:
         """Return the part that `asked` names, cut to about `max_chars`; raises `CannotReadError`."""
@@ -383,9 +384,19 @@ UNKNOWN = (
 
 
 class ResultReader:
-    """Answers the calls of `read_result` in one turn; `result_of` returns the whole result for a handle."""
+    """Answers the calls of `read_result` in one turn; `result_of` returns the whole result for a handle.
 
-    def __init__(self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int) -> None:
+    `unwraps`: as in `whole_text`.
+    """
+
+    def __init__(
+        self,
+        result_of: Callable[[str], m.ToolCallResult | None],
+        max_chars: int,
+        *,
+        unwraps: bool = True,
+    ) -> None:
+        self._unwraps = unwraps
         self._result_of = result_of
         self._max_chars = max_chars
         self._last: tuple[str, WholeResult] | None = None
@@ -406,6 +417,6 @@ class ResultReader:
         result = self._result_of(handle)
         if result is None:
             raise CannotReadError(UNKNOWN.format(handle=handle[:80]))
-        whole = WholeResult(result)
+        whole = WholeResult(result, unwraps=self._unwraps)
         self._last = (handle, whole)
         return whole

@@ -265,7 +265,8 @@ def test_a_death_skips_the_rest_and_forces_the_final_answer() -> None:
     results = told(last_request(walk))
     assert results["c1"]["error"] == "Tool call failed: it ended"
     assert results["c2"]["error"] == results["c3"]["error"] == SKIPPED_AFTER_DEATH
-    assert "a tool server" in SKIPPED_AFTER_DEATH, "the server of c3 is still running"
+    # Another text would make replays of older traces differ.
+    assert SKIPPED_AFTER_DEATH == "Skipped: the tool server is no longer running"
     assert is_final(last_request(walk))
     assert last_request(walk).new[-1] == UserText(FINAL_REQUEST)
     assert walk.send(text("north"), ACCEPTED, closed("a"), closed("b")).end.kind == "forced"

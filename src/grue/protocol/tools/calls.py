@@ -278,10 +278,12 @@ def tool_messages(
     *,
     plain: bool = False,
     refers: bool = False,
+    unwraps: bool = False,
 ) -> tuple[m.ToolMessage, ...]:
     """Return the tool messages of a reply's calls, in order; `room` collects their attachments.
 
     `plain`: texts are not put into JSON, and with `refers`, a cut text names a handle for `read_result`.
+    `unwraps`: as in `whole_text`.
     """
 
     def told(item: m.ToolCallRecord) -> tool_results.Told:
@@ -289,7 +291,10 @@ def tool_messages(
             return tool_results.told(item.result, max_result_chars, room, _note_on(item))
         # No handle for a result of `read_result`: it is a part of another result, which has a handle.
         handle = item.call_id if refers and item.name != READ_RESULT.name else ""
-        return tool_results.told_plainly(item.result, max_result_chars, room, _note_on(item), handle=handle)
+        note = _note_on(item)
+        return tool_results.told_plainly(
+            item.result, max_result_chars, room, note, handle=handle, unwraps=unwraps
+        )
 
     return tuple(m.ToolMessage(item.call_id, *told(item)) for item in records)
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 import base64
 import bisect
 import contextlib
+import functools
 import json
 import re
 import string
@@ -178,7 +179,7 @@ _LONG_LINE = 2000  # JSON with more characters in a line, on average, is indente
 _SMALL_VALUES = 2000
 _SMALL_CHARS = 100_000
 SKIPPED_AFTER_TIMEOUT = "Skipped: an earlier tool call of this reply timed out"
-SKIPPED_AFTER_DEATH = "Skipped: a tool server is no longer running"
+SKIPPED_AFTER_DEATH = "Skipped: the tool server is no longer running"
 NOT_AS_DECIDED = (
     "the call was not sent, because the tool has changed since the call was decided on, or is gone. If it is"
     " still offered, read its description and parameters before you call it again"
@@ -357,16 +358,20 @@ def told_plainly(
     note: str = "",
     *,
     handle: str = "",
+    unwraps: bool = True,
 ) -> Told:
-    """Return a result as text for the model. A cut text names `handle`, if given, for `read_result`."""
+    """Return a result as text for the model. A cut text names `handle`, if given, for `read_result`.
+
+    `unwraps`: as in `whole_text`.
+    """
     before = len(room.attachments) if room else 0
     said = "\n".join(filter(None, (note, *_parts(result, room, _plain))))
     attached = tuple(room.attachments[before:]) if room else ()
     if len(said) <= max_chars:
         return Told(said, attached)
     if handle:
-        whole = whole_text(result)
-        return Told(_referred(whole, note, _kind_of(result.content), max_chars, handle), attached, len(whole))
+        whole, kind = whole_text(result, unwraps=unwraps), _kind_of(result.content, unwraps=unwraps)
+        return Told(_referred(whole, note, kind, max_chars, handle), attached, len(whole))
     return Told(_marked(said, max_chars), attached, len(said))
 
 
@@ -378,13 +383,13 @@ def is_referred(content: str, handle: str) -> bool:
     return READ_ON.format(handle=handle) in content
 
 
-def whole_text(result: m.ToolCallResult) -> str:
+def whole_text(result: m.ToolCallResult, *, unwraps: bool = True) -> str:
     """Return a result's text for `read_result`: text as it is, JSON usually with a line for each value.
 
-    Many servers wrap a text in an object, such as `{"content": "..."}`. If the text has several lines, it is
-    returned alone: in the object's JSON it would be one line.
+    Many servers wrap a text in an object, such as `{"content": "..."}`. With `unwraps`, such a text of
+    several lines is returned alone, and that of an embedded resource apart: in JSON they would be one line.
     """
-    return "\n".join(_parts(result, None, _laid_out))
+    return "\n".join(_parts(result, None, functools.partial(_laid_out, unwraps=unwraps)))
 
 
 def _parts(result: m.ToolCallResult, room: MediaRoom | None, write: Callable[[object], str]) -> Iterator[str]:
@@ -405,18 +410,23 @@ def _unwrapped(content: object) -> object:
     return content
 
 
-def _apart(block: m.JsonObject) -> Iterator[object]:
-    """Yield a block without its `text`, unless it is a text block, and then this text, to show its lines."""
-    if block.get("type") != "text":
+def _apart(block: m.JsonObject, *, unwraps: bool) -> Iterator[object]:
+    """Yield a text block's text. Yield another block, with `unwraps` first without its `text`, then that."""
+    is_text = block.get("type") == "text"
+    if not unwraps:
+        yield block.get("text") if is_text else block
+        return
+    if not is_text:
         yield {name: value for name, value in block.items() if name != "text"}
     if "text" in block:
         yield block["text"]
 
 
-def _laid_out(content: object) -> str:
-    content = _unwrapped(content)
+def _laid_out(content: object, *, unwraps: bool) -> str:
+    content = _unwrapped(content) if unwraps else content
     if isinstance(content, list) and content and _readable(content, None) is not content:
-        return "\n".join(_laid_out(part) for block in content for part in _apart(block))
+        parts = (part for block in content for part in _apart(block, unwraps=unwraps))
+        return "\n".join(_laid_out(part, unwraps=unwraps) for part in parts)
     text = _plain(content)
     has_lines = text.count("\n") >= len(text) // _LONG_LINE
     is_text = isinstance(content, str) and (has_lines or not _looks_like_json(text))
@@ -452,9 +462,9 @@ def _looks_like_json(text: str) -> bool:
     return text[:_LOOK_CHARS].lstrip().startswith(("{", "["))
 
 
-def _kind_of(content: object) -> str:
+def _kind_of(content: object, *, unwraps: bool) -> str:
     match content:
-        case dict() if _unwrapped(content) is not content:
+        case dict() if unwraps and _unwrapped(content) is not content:
             return "the text of a JSON object of 1 member"
         case dict():
             return f"a JSON object of {len(content)} members"

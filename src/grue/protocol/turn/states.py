@@ -138,7 +138,12 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         room = MediaRoom(limits, self.media_bytes) if self.run.attach_media else None
         refers = self.run.references != "never"
         told = tool_messages(
-            records, limits.max_result_chars, room, plain=self.run.plain_results, refers=refers
+            records,
+            limits.max_result_chars,
+            room,
+            plain=self.run.plain_results,
+            refers=refers,
+            unwraps=self.run.unwraps_texts,
         )
         shown = sum(attachment.bytes for attachment in room.attachments) if room else 0
         turn = replace(

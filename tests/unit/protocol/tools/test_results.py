@@ -484,6 +484,17 @@ def test_how_long_a_cut_text_was_goes_with_it() -> None:
     assert tool_results.told(long, 10).whole_chars == len(whole.text)
 
 
+def test_a_text_in_an_object_stays_in_its_json_in_a_turn_of_an_older_trace() -> None:
+    resource = {"type": "resource", "resource": {"uri": "file:///a", "text": "a\nb"}}
+    for content in ({"text": "a\nb"}, [{"type": "text", "text": "x"}, resource]):
+        result = tool_results.success(content)
+        assert '"text": "a\\nb"' in tool_results.whole_text(result, unwraps=False)
+        assert "a\nb" in tool_results.whole_text(result)
+    wrapped = tool_results.success({"text": "x\n" * 200})
+    shown, *_ = tool_results.told_plainly(wrapped, 60, handle="c", unwraps=False)
+    assert "a JSON object of 1 members" in shown
+
+
 @pytest.mark.parametrize(
     ("content", "kind"),
     [
