@@ -142,6 +142,20 @@ def test_a_model_reads_on_in_a_result_that_is_too_long(tmp_path: Path, wire: Wir
     replay(path)
 
 
+def test_a_long_text_in_an_object_is_told_and_read_by_its_own_lines() -> None:
+    def page() -> dict[str, str]:
+        return {"content": log()}
+
+    script = model(calls("page"), reads(first_line=1234, last_line=1234), answers())
+    with ScriptedLlmServer(script) as server:
+        llm = LlmSettings(base_url=server.base_url, model="scripted", api_key="key")
+        with Runner(llm=llm, servers={"host": FunctionTools([page])}, limits=LIMITS) as runner:
+            runner.run_turn(TurnRequest[str](user="What went wrong?"))
+        said = [told(request) for request in server.requests[1:]]
+    assert said[0].startswith("1/1 ok\n")
+    assert said[1] == "[lines 1234 to 1234 of 3000]\n1/1234 ERROR disk full"
+
+
 @pytest.mark.parametrize("json_results", [False, True])
 def test_a_result_that_was_cut_is_told_wherever_a_trace_is_read(tmp_path: Path, json_results: bool) -> None:
     path = tmp_path / "trace.jsonl"
