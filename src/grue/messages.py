@@ -1442,7 +1442,8 @@ class RunTurn(Message, frozen=True, kw_only=True):
     tool_search: policies.ToolSearch | None = None
     waits: bool = False
     binds_arguments: bool = False
-    unwraps_texts: bool = False  # set in all new turns: a long text in an object is told by its own lines
+    # Set in all new turns: a long result `{"content": TEXT}` reaches the model as the lines of TEXT.
+    unwraps_texts: bool = False
     restates_answer: bool = False
     place: int | None = None
 

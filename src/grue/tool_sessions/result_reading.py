@@ -390,15 +390,11 @@ class ResultReader:
     """
 
     def __init__(
-        self,
-        result_of: Callable[[str], m.ToolCallResult | None],
-        max_chars: int,
-        *,
-        unwraps: bool = True,
+        self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int, *, unwraps: bool
     ) -> None:
-        self._unwraps = unwraps
         self._result_of = result_of
         self._max_chars = max_chars
+        self._unwraps = unwraps
         self._last: tuple[str, WholeResult] | None = None
 
     def read_result(self, arguments: m.JsonObject) -> m.ToolCallResult:
