@@ -71,6 +71,7 @@ def test_a_turn_with_a_tool_call(stream: bool) -> None:
     assert [each.path for each in server.requests] == [IN_PIECES if stream else WHOLE] * 2
     assert {each.chat["model"] for each in server.requests} == {MODEL}
     assert first.tool_names == ["house__look"]
+    assert "tool_choice" not in first.body
     assert second.body["talk"][-2] == {
         "by": "model",
         "said": "One moment.",

@@ -97,7 +97,8 @@ class FourthFormat(w.WireFormat):
 
     def body(self, request: w.WireRequest) -> bytes:
         answer = {"answer": request.answer.schema} if request.answer else {}
-        return w.encode_body(request, "talk", {}, request.choice.mode, {**answer, **request.extra})
+        choice = None if request.choice.mode == "auto" else request.choice.mode  # its API knows no "auto"
+        return w.encode_body(request, "talk", {}, choice, {**answer, **request.extra})
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
         if answer.get("error"):
@@ -145,7 +146,7 @@ def _to_chat(body: Json) -> Json:
     chat: Json = {"model": body["model"], "messages": [*map(_message, body["talk"])]}
     if "tools" in body:
         chat["tools"] = [{"type": "function", "function": each} for each in body["tools"]]
-        chat["tool_choice"] = body["tool_choice"]
+        chat["tool_choice"] = body.get("tool_choice", "auto")
     return chat
 
 

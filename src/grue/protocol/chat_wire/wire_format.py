@@ -569,12 +569,15 @@ def encode_body(
 ) -> bytes:
     """Join the parts of a request to its body. `messages` is the name of the field with the messages.
 
-    `tail` includes the fields of `request.extra`, which replace those of `head`, or are joined with them.
+    `choice` is the value of `tool_choice`; `None` leaves that field out. `tail` includes the fields of
+    `request.extra`, which replace those of `head`, or are joined with them.
     """
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
     tail = {name: _joined(head.get(name), value) for name, value in tail.items()}
     system = b'"system":[' + b",".join(request.system) + b"]," if request.system else b""
-    members = [b'"tools":' + request.tools, b'"tool_choice":' + to_json(choice)] if request.tools else []
+    members = [b'"tools":' + request.tools] if request.tools else []
+    if request.tools and choice is not None:
+        members.append(b'"tool_choice":' + to_json(choice))
     if tail:
         members.append(to_json(tail)[1:-1])
     encoded = [part for message in request.messages for part in (b",", message)][1:]
