@@ -7,9 +7,10 @@ import hashlib
 import json
 import math
 import re
-from collections import UserString
+from collections import UserString, deque
 from collections.abc import Collection, Mapping, Sequence, ValuesView
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from itertools import islice
 from numbers import Integral, Real
 from typing import Any
@@ -192,12 +193,14 @@ def is_repetitive(value: object) -> bool:
         more = dict[int, int]()  # for parts that are repeated: how often
         for at, item in level.items():
             count = times.get(at, 1)
-            for child in (each for each in _children(item) if isinstance(each, _CONTAINERS)):
+            for child in (
+                each for each in _parts(item) if isinstance(each, _CONTAINERS) or _fields(type(each))
+            ):
                 key = id(child)
                 if count > 1 or key in below:
                     more[key] = more.get(key, int(key in below)) + count
                 below[key] = child
-        repeated += sum((count - 1) * (1 + len(_children(below[key]))) for key, count in more.items())
+        repeated += sum((count - 1) * (1 + len(_parts(below[key]))) for key, count in more.items())
         if repeated > _MOST_REPEATED or not below:
             break
         level, times = below, more
@@ -210,9 +213,22 @@ def _children(value: object) -> Collection[object]:
     return value if isinstance(value, list | tuple) else ()
 
 
+def _parts(value: object) -> Collection[object]:
+    if isinstance(value, set | frozenset | deque):
+        return value
+    return _children(value) or [getattr(value, name, None) for name in _fields(type(value))]
+
+
+@lru_cache
+def _fields(kind: type) -> Collection[str]:
+    """Return the fields of a type whose values msgspec or pydantic encodes as objects; else nothing."""
+    of_kinds = ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__")
+    return next(filter(None, (getattr(kind, name, ()) for name in of_kinds)), ())
+
+
 _MAX_INT_BITS = 14_000  # more are written in hexadecimal: Python writes no more than 4,300 decimal digits
 _TOO_DEEP = "[nested too deeply]"
-_CONTAINERS = (dict, list, tuple)
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _MOST_REPEATED = 1_000_000
 
 

@@ -437,6 +437,31 @@ async def test_a_result_that_holds_the_same_parts_again_and_again_is_an_error_at
     assert not (await call(lambda: wrap([["wall"] * 100] * 1000))).is_error
 
 
+@dataclasses.dataclass
+class Room:
+    exits: Any
+
+
+class StructRoom(msgspec.Struct):
+    exits: Any
+
+
+class ModelRoom(pydantic.BaseModel):
+    exits: Any
+
+
+@pytest.mark.parametrize("kind", [Room, StructRoom, ModelRoom, lambda exits: deque([exits])])
+async def test_an_object_that_holds_the_same_parts_again_and_again_is_an_error_at_once(
+    kind: Callable[[Any], Any],
+) -> None:
+    knot: Any = []
+    for _ in range(20):
+        knot = kind(exits=[knot, knot])
+    result = await call(lambda: {"map": knot})
+    assert result.error_message.startswith("Tool call failed: the result holds itself, or the same parts")
+    assert not (await call(lambda: kind(exits=[kind(exits="wall")] * 1000))).is_error
+
+
 # --- Decorated functions, names, catch-all ---
 
 
