@@ -335,6 +335,6 @@ def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:
     writer = TraceWriter(path, episode=well_formed(episode), options=TraceOptions(version=__version__))
     for name, value in secrets_in(os.environ).items():
         recorder.hide(name, value)
-    recorder.add(refuse_unreadable)
+    recorder.check = refuse_unreadable
     recorder.add(writer)
     return writer.close

@@ -194,7 +194,7 @@ def is_repetitive(value: object) -> bool:
         for at, item in level.items():
             count = times.get(at, 1)
             for child in (
-                each for each in _parts(item) if isinstance(each, _CONTAINERS) or _fields(type(each))
+                each for each in _parts(item) if isinstance(each, _CONTAINERS) or _fields(each.__class__)
             ):
                 key = id(child)
                 if count > 1 or key in below:
@@ -213,10 +213,10 @@ def _children(value: object) -> Collection[object]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def _parts(value: object) -> Collection[object]:
+def _parts(value: Any) -> Collection[Any]:
     if isinstance(value, set | frozenset | deque):
         return value
-    return _children(value) or [getattr(value, name, None) for name in _fields(type(value))]
+    return _children(value) or [getattr(value, name, None) for name in _fields(value.__class__)]
 
 
 @lru_cache

@@ -201,12 +201,11 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
         check_settings(self)
 
 
-def refuse_unreadable(envelope: Envelope[Any], line: bytes) -> None:
-    """Raise `TraceError` if `grue trace` could not read `line`. Add this observer before a `TraceWriter`."""
-    usable = b'"body":{"type":' in line and type(envelope.turn) is int and isinstance(envelope.sender, str)
-    # Only a note's depth is checked: what models and tools send is refused or cut at about
-    # 100 levels. The line is one level deeper than its body.
-    if not usable or (envelope.receiver == "trace" and fmt.is_deeper(line, fmt.MAX_DEPTH + 1)):
+def refuse_unreadable(envelope: Envelope[Any], body: bytes) -> None:
+    """Raise `TraceError` if `grue trace` could not read an envelope. The `check` of recorders of files."""
+    usable = body.startswith(b'{"type":') and type(envelope.turn) is int and isinstance(envelope.sender, str)
+    # Only a note's depth is checked: what models and tools send is refused or cut at about 100 levels.
+    if not usable or (envelope.receiver == "trace" and fmt.is_deeper(body, fmt.MAX_DEPTH)):
         raise TraceError(
             f"{type(envelope.body).__name__} cannot be recorded: the trace could not be read any more. Record"
             f" a Fact, or another message with a tag, nested at most {fmt.MAX_DEPTH} levels deep; sender= is"

@@ -154,6 +154,7 @@ class Recorder:
     Attributes:
         around_call: Called with the number of a `ToolCalled` message; returns a context manager in which that
             tool call runs. An observer may set this when it is added, to give the call a context.
+        check: Called with each envelope and its body as JSON before observers; it may raise to refuse them.
         telling: The id of the thread that is calling the observers; 0: no thread is.
     """
 
@@ -183,6 +184,7 @@ class Recorder:
         self._texts: dict[tuple[str, int], dict[Any, _Text]] = {}
         self._watched: Mapping[type, Callable[[Any], object]] = {}
         self.around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
+        self.check: Callable[[Envelope[Any], bytes], None] = lambda _envelope, _body: None
 
     def _begin_threads(self) -> None:
         self._lock = threading.Lock()
@@ -316,9 +318,8 @@ class Recorder:
                 written = b""
             else:
                 shown, written = self.encoded(body)
-            self._seq += 1
             envelope = Envelope(
-                seq=self._seq,
+                seq=self._seq + 1,
                 t=self._clock() - self._started,
                 at=self._wall_clock(),
                 turn=turn,
@@ -330,6 +331,9 @@ class Recorder:
                 is_long=len(written) >= LONG,
                 reply_to=reply_to,
             )
+            if written:
+                self.check(envelope, written)
+            self._seq += 1  # only now, so that a message that is refused leaves no gap in the numbers
             if piece:
                 self._show_piece(envelope)
             elif written:

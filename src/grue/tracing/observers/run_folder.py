@@ -89,7 +89,7 @@ class RunFolder(Closing):
             recorder.hide(name, value)
         self._place = self._trace.place
         self._outside = options.outside
-        recorder.add(refuse_unreadable)
+        recorder.check = refuse_unreadable
         for observer in (self._remove_old_result, self._trace, events, log, self._require_place):
             recorder.add(observer)
 
