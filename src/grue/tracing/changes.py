@@ -52,7 +52,7 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return the replayed `command`, with limits and policy of `recorded` if both are of one kind."""
+        """Return the replayed `command`. With changed settings, it gets the recorded limits and policy."""
         # Otherwise each message that repeats a changed limit or policy would be reported as a difference.
         if not self or type(command) is not type(recorded):
             return command
@@ -77,8 +77,8 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Split changed settings, such as `budget.requests`, into those of `FailurePolicy` and `TurnLimits`."""
-    # Raises `ValueError` for an unknown field, for a field that is set as a whole after one of its parts, and
-    # for a part of a field that has been set as a whole to something other than a mapping.
+    # Raises `ValueError` for an unknown field (not for an unknown part), for a field that is set as a whole
+    # after one of its parts, and for a part of a field that has been set to something other than a mapping.
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
     for name, value in changed.items():
@@ -101,7 +101,7 @@ def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, 
 
 
 def merged(fields: Any, changed: Mapping[str, object]) -> Any:
-    """Return a Struct with `changed` fields; raises the same errors as `Changes`."""
+    """Return a copy of the Struct `fields` with the values in `changed`; raises the errors of `Changes`."""
     kind = type(fields)
     for name in changed:
         if name in NOT_REPLAYED:

@@ -56,7 +56,7 @@ class _TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start a turn's clock, or drop the clock of a turn that is cut off. Return a recorded turn's end."""
+        """Start a new turn's clock, and drop the clocks of turns cut off. Return a recorded end, if any."""
         ended = None
         for change in changes:
             if change.step.kind != "turn":
@@ -125,7 +125,7 @@ class _Counts(Struct):
 
 class _ServerCounts(_Counts):
     endings: Counter[str] = field(default_factory=Counter)  # how many sessions had each `ending`
-    in_turns: set[int] = field(default_factory=set)  # turns in which a session is open now
+    in_turns: set[int] = field(default_factory=set)  # numbers of turns in which a session is open
 
 
 def count_episode(episode: EpisodeReader) -> stats.EpisodeStats:

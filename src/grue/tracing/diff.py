@@ -73,7 +73,7 @@ def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
 
 
 def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Yield the turns. Add the lengths of their histories to `lengths`, and the time limit to `limits`."""
+    """Yield the turns. Add the lengths of their histories to `lengths`, hosts' time limits to `limits`."""
     # Turns that are not compared count too, such as those before a fork.
     for each in turns:
         for body in (envelope.body for envelope in each.envelopes):
@@ -86,7 +86,7 @@ def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) 
 
 
 def render(divergences: Iterable[Divergence], *, every: bool = False) -> Iterator[str]:
-    """Yield the lines of a report on the first difference, if there is one; with `every`, on all."""
+    """Yield the lines of a report. It describes the first difference, or with `every` all of them."""
     count = 0
     for divergence in divergences:
         count += 1
@@ -119,7 +119,7 @@ def _answers(trace: EpisodeReader) -> dict[int, object]:
 def _aligned(
     left: Iterator[TurnSlice], right: Iterator[TurnSlice]
 ) -> Iterator[tuple[TurnSlice | None, TurnSlice | None]]:
-    """Pair the turns in order. `None` is the partner of a turn or second run that only one trace has."""
+    """Pair the turns of two traces. A turn without a partner, such as a second run, is paired with `None`."""
     one, ahead = next(left, None), deque(islice(right, 1))
     while one is not None or ahead:
         again = one is not None and one.again
@@ -136,7 +136,7 @@ def _aligned(
 
 
 def _taken(one: TurnSlice | None, ahead: deque[TurnSlice], right: Iterator[TurnSlice]) -> TurnSlice:
-    """Take the partner of `one`: the turn with its number, if that comes soon in the same run, else the next.
+    """Take the partner of `one`: a turn with its number among the next ones of the run, else the next turn.
 
     The turns of a `Runner.map` may begin in another order than that of their numbers.
     """
@@ -385,9 +385,10 @@ def _with_stubs(
 
 
 def _ended_as_asked(left: object, right: object) -> bool:
-    """Return whether both messages are `SessionClosed`, and their endings count as equal."""
-    # Whether a process exits by itself or has to be killed depends on timing, so only `died` differs from the
-    # others. `none` equals them all: a fork that takes its tool results from a trace has no process.
+    """Return whether both messages are `SessionClosed`, with endings that make a comparison pointless."""
+    # Whether a process exits by itself or has to be killed depends on timing, so the messages are compared
+    # only if an ending is `died`. But if one is `none`, they are not compared: a fork that takes its tool
+    # results from a trace has no process.
     if not (isinstance(left, m.SessionClosed) and isinstance(right, m.SessionClosed)):
         return False
     endings = (left.ending, right.ending)

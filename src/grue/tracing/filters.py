@@ -38,9 +38,10 @@ class Filter(Struct, frozen=True, kw_only=True):
         failures: bool = False,
     ) -> "Filter":
         """Make a filter from the texts that people write as options."""
-        # `kinds`: a part of a name is enough if only one name has it. `facts`: further names that `kinds` may
-        # mean, such as those of facts whose hosts are not imported. Raises `MCPConfigError` for a turn or
-        # message that is not a number or range, and for an unknown or ambiguous kind.
+        # `kinds`: a part of a name is enough if only one name begins with it or, if none does, contains it.
+        # `facts`: further names that `kinds` may mean, such as those of facts whose hosts are not imported.
+        # Raises `MCPConfigError` for a turn or message that is not a number or range, and for an unknown or
+        # ambiguous kind.
         names = {*map(name_of, known_kinds().values()), *facts}
         return cls(
             turns=tuple(_range(each, "turn") for each in turns),

@@ -38,10 +38,10 @@ class Overview(Struct, kw_only=True):
     unfinished: set[int] = msgspec.field(default_factory=set)  # numbers of turns that run or were cut off
     forks: tuple[str, ...] = ()  # for each fork, the turn that it repeats and what it changes
     failures: int = 0  # turns that failed or ended with a fallback
-    failed: set[int] = msgspec.field(default_factory=set)  # numbers of these turns
+    failed: set[int] = msgspec.field(default_factory=set)  # their numbers, unless they have begun again
     last: str = ""  # the outcome of the turn that ended last
     messages: int = 0
-    seconds: float = 0.0  # time of the last message since the trace began
+    seconds: float = 0.0  # latest time of a message, since the trace began
     requests: int = 0
     tool_calls: int = 0
     usage: m.Usage = m.Usage()  # sum of what `usage_in` returns

@@ -134,9 +134,9 @@ class TurnStats(Struct, frozen=True, kw_only=True):
 
     started: int
     outcomes: dict[str, int]  # `answered`, ..., `failed`, `parked`; `unfinished`: without a recorded end
-    open: int = 0  # how many `unfinished` turns did not run again later, as in a resumed `map`
+    open: int = 0  # how many `unfinished` turns were not run again; a resumed `map` runs them again
     parkings: int = 0
-    iterations: int  # replies with tool calls in turns that have ended
+    iterations: int  # replies with tool calls, in turns that have ended or were parked
     duration: Durations  # a turn that was parked has a duration for each of its parts
 
 
@@ -178,7 +178,7 @@ class ServerStats(Struct, frozen=True, kw_only=True):
     deaths: int = 0  # how often the server died during a call
     endings: dict[str, int]  # how many sessions had each `ProcessEnding`
     startup: Durations  # how long the attempts took that opened a session
-    spares: int = 0  # how many sessions were opened in advance
+    spares: int = 0  # how many sessions were opened in advance, or for calls outside turns
     spares_lost: int = 0  # how many spares, or sessions kept between turns, could not be used
 
 

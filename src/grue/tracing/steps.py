@@ -4,9 +4,9 @@
 
 When a request or a server's start is tried again, the attempt ends, and a new attempt of that step begins. If
 a turn was killed, or its agent crashed, the trace has no message that ends the turn. Such a turn ends with
-the host's next fact that is recorded between turns, with a `RunTurn` of the same number, after a crash with
-any `RunTurn`, and at the latest with the trace. When a turn ends, all its steps that are still under way are
-abandoned, except `host` steps. `EpisodeResumed` abandons all open steps.
+the first of these: the host's next fact that is recorded between turns; a `RunTurn` of the same number or,
+after a crash, of any number; the end of the trace. When a turn ends, all its steps that are still under way
+are abandoned, except `host` steps. `EpisodeResumed` abandons all open steps.
 """
 
 from collections.abc import Hashable

@@ -23,7 +23,7 @@ class TurnSlice(Struct):
     again: bool = False  # whether the turn number has not risen: the host runs turns again
     begun: bool = False  # whether the turn's `RunTurn` has arrived
     over: bool = False  # whether the turn has ended or crashed
-    overtaken: bool = False  # whether a later turn has begun and ended, and this one got nothing meanwhile
+    overtaken: bool = False  # whether later messages show that the trace does not break off in this turn
     began: int = 0  # number of the turn's first `RunTurn`
     last: int = 0  # number of the slice's last message
     envelopes: list[EpisodeEnvelope] = field(default_factory=list)

@@ -37,7 +37,7 @@ class Event(Struct, frozen=True, kw_only=True):
     event_type: str  # the event's name, such as `mcp_tool_call`
     message: str  # one printable line
     episode_id: str
-    turn: int  # 0 if it belongs to no turn; for `EpisodeEnded`: how many turns there were
+    turn: int  # 0 if it belongs to no turn; for an `EpisodeEnded` outside turns: how many there were
     fields: m.JsonObject  # values by name; texts in them are untrusted
 
     def labels(self) -> m.JsonObject:

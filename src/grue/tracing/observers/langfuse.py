@@ -266,7 +266,7 @@ class _LangfuseSink(span_sink.SpanSink):
         return ending
 
     def _content(self, part: str, content: object, metadata: m.JsonObject) -> m.JsonObject:
-        """Return `content` as `part`, and `metadata`. Without capture, only the content's length is sent."""
+        """Return `content` as `part`, and `metadata`. Without capture, the content's length replaces it."""
         if self._capture:
             return {part: content, "metadata": metadata}
         return {"metadata": {**metadata, f"{part}_chars": len(span_sink.json_text(content))}}

@@ -259,7 +259,7 @@ class EpisodeLog(_Log):
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Return one line at an iteration's first skipped call, and none at the others."""
+        """Return a line for the first skipped call of an iteration, and no line for a later one."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []
