@@ -63,6 +63,7 @@ class Parameters:
         self.context: str | None = None  # name of the parameter for the `ToolContext`
         self._tool = tool
         self._by_pydantic: dict[str, PydanticParameter] = {}
+        self._none_by_default: set[str] = set()  # parameters such as `x: int = None`; models send `null`
         fields: list[tuple[str, Any, Any]] = []
         texts: dict[str, str] = {}
         for parameter in _signature(tool, function).parameters.values():
@@ -84,9 +85,15 @@ class Parameters:
 
     def convert(self, arguments: m.JsonObject) -> dict[str, Any]:
         """Convert arguments to the types of the function's annotations; raises `InvalidArgumentsError`."""
+        # Leave out `null` if it is the default: the parameter's type may not allow it.
+        stated = {
+            name: value
+            for name, value in arguments.items()
+            if value is not None or name not in self._none_by_default
+        }
         try:
             # `str_keys`: JSON has no other keys than texts, and a parameter may be a `dict[int, str]`.
-            given = msgspec.structs.asdict(msgspec.convert(arguments, self._struct, str_keys=True))
+            given = msgspec.structs.asdict(msgspec.convert(stated, self._struct, str_keys=True))
             for name, parameter in self._by_pydantic.items():
                 omitted = given[name] is _OMITTED
                 given[name] = parameter.default() if omitted else parameter.convert(given[name])
@@ -113,6 +120,8 @@ class Parameters:
         of_pydantic = _is_field_info(parameter.default) or mentions_pydantic(kind)
         fault = None if of_pydantic else _fault(kind)
         if not of_pydantic and fault is None:
+            if parameter.default is None:
+                self._none_by_default.add(parameter.name)
             return parameter.name, kind, msgspec.NODEFAULT if required else _default(parameter.default)
         reader = self._pydantic(parameter, kind, fault)
         self._by_pydantic[parameter.name] = reader
@@ -770,6 +779,11 @@ def _refuse_what_cannot_be_called(name: str, function: object) -> None:
         raise MCPConfigError(
             f"FunctionTools: {name} is not a function. Pass functions,"
             " FunctionTools([add, divide]), or a dictionary of functions by tool name."
+        )
+    if getattr(getattr(function, "register", None), "__module__", "") == "functools":
+        raise MCPConfigError(
+            f"FunctionTools: {name} is a singledispatch function, which takes its first argument by position"
+            " only. Pass a plain function that calls it."
         )
     while isinstance(function, functools.partial):
         function = function.func

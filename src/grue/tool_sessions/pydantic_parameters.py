@@ -67,6 +67,9 @@ class PydanticParameter:
             # Give pydantic JSON text: a strict model accepts a string for a date or an enum only in JSON.
             return self._adapter.validate_json(json.dumps(value))
         except pydantic.ValidationError as error:
+            default = self._default.default if isinstance(self._default, FieldInfo) else self._default
+            if value is None and default is None:  # as in `x: int = None`
+                return None
             faults = error.errors(include_url=False, include_context=False, include_input=False)
             shown = [self._fault_text(fault["loc"], fault["msg"]) for fault in faults[:_MAX_FAULTS]]
             more = [f"and {len(faults) - _MAX_FAULTS} more"] if len(faults) > _MAX_FAULTS else []

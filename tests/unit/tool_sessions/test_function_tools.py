@@ -225,6 +225,17 @@ def test_a_generator_function_is_refused_because_its_values_would_be_lost(functi
         FunctionTools({"odd": function})
 
 
+class Dispatching:
+    @functools.singledispatchmethod
+    def go(self, way: str) -> None: ...
+
+
+@pytest.mark.parametrize("function", [functools.singledispatch(add), Dispatching().go])
+def test_a_singledispatch_function_is_refused_because_calls_pass_arguments_by_name(function: Any) -> None:
+    with pytest.raises(MCPConfigError, match=r"odd is a singledispatch .* Pass a plain function that calls"):
+        FunctionTools({"odd": function})
+
+
 @pytest.mark.parametrize("name", [1, None, ""])
 def test_what_is_no_name_is_refused(name: Any) -> None:
     with pytest.raises(MCPConfigError, match="a tool's name is a text, not "):

@@ -203,6 +203,18 @@ def test_a_default_that_json_cannot_show_is_used_all_the_same() -> None:
     assert isinstance(read.convert({})["odd"], Unreadable)
 
 
+@pytest.mark.parametrize("kind", [int, list[str], Leg, Annotated[int, Field(ge=0)], Route])
+def test_null_is_accepted_where_it_is_the_default(kind: Any) -> None:
+    """Models send it often."""
+
+    def go(way: kind = None, far: Annotated[int, Field(default=None)] = None, why: str = "") -> None: ...  # type: ignore
+
+    read = parameters(go)
+    assert read.convert({"way": None, "far": None}) == {"way": None, "far": None, "why": ""}
+    with pytest.raises(InvalidArgumentsError, match="why"):
+        read.convert({"way": None, "why": None})
+
+
 @pytest.mark.parametrize("kind", [float, Annotated[float, Field(ge=0)]])
 def test_an_infinite_default_is_used_and_not_shown_as_null(kind: Any) -> None:
     def dig(depth: kind = math.inf) -> None: ...  # type: ignore[valid-type]
