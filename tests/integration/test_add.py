@@ -379,6 +379,9 @@ def test_a_damaged_lock_is_told_before_anything_is_changed(tmp_path: Path) -> No
     for words in (("remove", "a"), ("add", str(bundle(tmp_path)), "--yes")):
         refused = grue(*words, cwd=tmp_path)
         assert (refused.returncode, "mcp_tools.lock is not valid JSON" in refused.stderr) == (2, True)
+        assert (
+            "Restore it, or remove it and approve the tools again with: grue tools --lock." in refused.stderr
+        )
         assert (tmp_path / "mcp_config.json").read_text() == before
     assert not (tmp_path / "mcp_bundles").exists()
 
@@ -435,6 +438,9 @@ def test_a_key_that_would_be_written_as_it_is_is_pointed_out_and_a_digest_withou
     assert named.stderr == "grue: There is no file mine. Did you mean: grue add own.py --name mine\n"
     refused = grue("add", "own.py", "--sha256", "00", cwd=tmp_path)
     assert refused.stderr == "grue: --sha256 is the digest of a bundle, and own.py is not one.\n"
+    for option in (("--use", "npm"), ("--registry", "http://127.0.0.1:9")):
+        refused = grue("add", "own.py", *option, cwd=tmp_path)
+        assert (refused.returncode, "own.py is a program of yours: --use and" in refused.stderr) == (2, True)
 
 
 @pytest.mark.slow

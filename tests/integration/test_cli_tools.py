@@ -130,6 +130,7 @@ def test_call_prints_the_result(tmp_path: Path, args: list[str], stdout: str) ->
     [
         (["box.fail"], 1, "told to fail"),
         (["box.echo", "--arg", "text=hi", "--timeout", "0.2"], 1, "timed out after 0.2s"),
+        (["box.eco"], 2, "There is no tool 'box.eco'. Did you mean 'box.echo'? Listed: box.echo, "),
         (["box.nope"], 2, "There is no tool 'box.nope'. Listed: box.echo, box.fail, box.environ"),
         (["other.x"], 2, "There is no MCP server 'other'. Known (mcp.json): box, bad."),
         (["echo"], 2, "SERVER.TOOL"),

@@ -194,6 +194,20 @@ def test_nothing_is_overwritten(tmp_path: Path, home: Path) -> None:
 
 
 @pytest.mark.slow
+def test_all_files_are_written_although_nobody_reads_the_output(tmp_path: Path) -> None:
+    """As with `grue init | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    started = command("init", "new")
+    ended = subprocess.run(
+        started, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, env=environment(HOME=str(tmp_path))
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert written(tmp_path / "new").keys() == {"agent.py", "test_agent.py", "mcp_config.json"}
+
+
+@pytest.mark.slow
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, home: Path) -> None:
     for source, problem in (("absent.json", "Cannot read absent.json"), ("home", "Cannot read 'home'")):
         made = grue("init", "--from", source, cwd=tmp_path, HOME=str(home))

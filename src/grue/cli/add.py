@@ -103,6 +103,9 @@ def add_server(adding: Adding) -> bool:
     own = _own(adding, path.parent)
     if own is not None:
         _refuse_digest(adding)
+        if own.kind == _OWN and (adding.kind or adding.registry):
+            fault = "is a program of yours: --use and --registry are for servers that others have published."
+            raise MCPConfigError(f"{shown(adding.source)} {fault}")
         return _add(adding, own, path, answers)
     try:
         description = _description(adding, config)

@@ -11,7 +11,7 @@ from grue import messages as m
 from grue.cli.project import known_servers
 from grue.cli.saying import GRUE, say, shown_argument
 from grue.cli.tools import arguments_of, example_of, properties_of, required_of
-from grue.config.documents import did_you_mean
+from grue.config.documents import did_you_mean, nearest
 from grue.config.settings import GameConfiguration
 from grue.config.wiring import turn_limits
 from grue.engine.outside_turns.tool_client import ToolClient
@@ -113,7 +113,7 @@ def call_tool(
     """Call a tool, print its result, and return whether the call succeeded."""
     config = GameConfiguration.of_project()
     known = known_servers(config, mcp_config)
-    server = _server_of(name)
+    server, bare = _split(name)
     servers = {server: known.usable(server)}
     recorder = Recorder()
     recorder.add(_show_notes)
@@ -122,8 +122,11 @@ def call_tool(
     with ToolClient(servers, limits=turn_limits(config), recorder=recorder) as client:
         tool = client.tool(name)
         if tool is None:
-            listed = ", ".join(each.name for each in client.tools()) or "none"
-            raise MCPConfigError(printable(f"There is no tool {name!r}. Listed: {listed}."))
+            listed = {each.tool: each.name for each in client.tools()}
+            near = nearest(bare, listed)  # whole names of one server are all alike
+            meant = f" Did you mean {listed[near]!r}?" if near is not None else ""
+            fault = f"There is no tool {name!r}.{meant} Listed: {', '.join(listed.values()) or 'none'}."
+            raise MCPConfigError(printable(fault))
         given = read_arguments(tool, arguments, pairs)
         require_all(client.recorder.redacted_body(tool), given)
         result = client.call(name, given, timeout_s)
@@ -152,9 +155,9 @@ def require_all(tool: m.ToolDefinition, arguments: m.JsonObject) -> None:
         raise MCPConfigError(f"{needs} It takes:\n{taken}\nFor example: {example_of(tool)}")
 
 
-def _server_of(name: str) -> str:
+def _split(name: str) -> tuple[str, str]:
     try:
-        return split_name(name)[0]
+        return split_name(name)
     except ValueError as error:
         fault = f"{name!r} is not a tool's full name. Write SERVER.TOOL; {GRUE} tools lists them."
         raise MCPConfigError(fault) from error

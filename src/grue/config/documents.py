@@ -277,9 +277,18 @@ def parse_json(text: str, source: Path) -> Document:
     return Document(source, value, lambda: _json_lines(text))
 
 
-def read_own_json(path: Path) -> Document:
-    """Parse a file of strict JSON that grue itself has written, and that is known to exist."""
-    return parse_json(read_config_text(path, if_missing=f"{path} has just been removed."), path)
+def read_own_json(path: Path, remedy: str) -> Document:
+    """Parse a file that grue itself has written and that is known to exist; `remedy` is as in `converted`."""
+    text = read_config_text(path, if_missing=f"{path} has just been removed.")
+    try:
+        return parse_json(text, path)
+    except MCPConfigError as error:
+        text = f"{error} {_or_remove(remedy)}."
+        raise MCPConfigError(text, path=str(path), line=error.line, column=error.column) from error
+
+
+def _or_remove(remedy: str) -> str:
+    return f"Restore it, or remove it and {remedy}"
 
 
 _JSON = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{},:\n]|[^\s"\[\]{},:]++')
@@ -318,8 +327,7 @@ def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
         return msgspec.convert(document.value, kind)
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:
         # UnicodeError is raised for a key with half of a surrogate pair.
-        then = f"Restore it, or remove it and {remedy}"
-        raise file_error(document.path, f"is not {what}: {error}. {then}") from error
+        raise file_error(document.path, f"is not {what}: {error}. {_or_remove(remedy)}") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -66,12 +66,12 @@ def _pins(path: Path) -> dict[str, dict[str, ToolPin]] | None:
         if not path.is_file():
             kind = "not a regular file" if path.exists() else "a link to a file that does not exist"
             raise MCPConfigError(f"Cannot read {str(path)!r}: it is {kind}.", path=str(path))
-    document = read_own_json(path)
+    remedy = f"approve the tools again with: {_COMMAND}"
+    document = read_own_json(path, remedy)
     version = document.value.get("version") if isinstance(document.value, dict) else None
     if isinstance(version, int) and version > _VERSION:
         known = f"this grue reads version {_VERSION}. Upgrade grue."
         raise file_error(path, f"is a tool lock of version {version}; {known}")
-    remedy = f"approve the tools again with: {_COMMAND}"
     return converted(document, _LockFile, "a tool lock", remedy).servers
 
 
@@ -127,8 +127,8 @@ def write_listings(
 def _listings(path: Path) -> dict[str, list[dict[str, Any]]]:
     if not path.is_file():
         return {}
-    what = "a listing of tools that this grue can read"
-    return converted(read_own_json(path), _ListingFile, what, f"write it again with: {_COMMAND}").servers
+    what, remedy = "a listing of tools that this grue can read", f"write it again with: {_COMMAND}"
+    return converted(read_own_json(path, remedy), _ListingFile, what, remedy).servers
 
 
 def _kept(servers: Mapping[str, T], keep: Collection[str]) -> dict[str, T]:

@@ -117,7 +117,9 @@ def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
     if not path.exists():
         return {}
     remedy = "approve the skills again with: grue skills --approve"
-    return documents.converted(documents.read_own_json(path), _SkillLock, "a lock of skills", remedy).servers
+    return documents.converted(
+        documents.read_own_json(path, remedy), _SkillLock, "a lock of skills", remedy
+    ).servers
 
 
 def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> None:
