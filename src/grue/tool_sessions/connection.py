@@ -32,7 +32,7 @@ class ConnectionStatus(Struct, frozen=True, kw_only=True):
             `none`: it still runs, or there is no process. `handed_over`: the session pool keeps or ends it.
         stderr_tail: The end of the process's standard error, with secrets redacted; untrusted.
         address: The URL of an MCP server over HTTP, without secrets; empty for other servers.
-        box: In words, what the server can reach from its sandbox; empty: the server has no sandbox.
+        box: In words, what the server can reach from its sandbox; empty: no sandbox limits the server.
         last_request_id: The JSON-RPC id of the last tool call; empty: there was no call, or it was not sent
             to an MCP server.
     """
@@ -108,7 +108,7 @@ class ToolConnection(Protocol):
         """Call a tool; raises `ToolTimedOutError`, `ToolRefusedError`, `ServerFailed`."""
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the new tools. `None`: no change was announced, or listing failed. Raises nothing."""
+        """Return all tools if they have changed; `None`: no change is known, or the listing failed."""
 
     @property
     def status(self) -> ConnectionStatus:
@@ -180,8 +180,8 @@ def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncCont
 class WrappedConnection:
     """A base class: a `ToolConnection` that forwards the calls of its methods to another one.
 
-    Of the optional methods it has only those below. A subclass that needs `call_with_blocks`, `request` or
-    `still_there` defines it.
+    Of the optional methods it has `refusal`, `finish_task` and `exclusive`. A subclass that needs
+    `call_with_blocks`, `request` or `still_there` defines it.
     """
 
     def __init__(self, connection: ToolConnection) -> None:
@@ -217,7 +217,7 @@ class WrappedConnection:
         return exclusive(self._connection)
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the new tools; `None`: no change was announced, or the tools could not be listed."""
+        """Return all tools if they have changed; `None`: no change is known, or listing failed."""
         return await self._connection.refresh_tools(timeout_s)
 
     @property
@@ -229,9 +229,9 @@ class WrappedConnection:
 class HostsConnection(WrappedConnection):
     """A connection that the host's `connect` makes, with checks of what its methods return.
 
-    Raises `TypeError` if `connect` or a method returns something of another type, and `ValueError` if the
-    trace could not be read because of a tool's schema; these errors, and those of the methods themselves, are
-    marked as the host's. In place of a result that cannot be recorded, the model gets an error.
+    Raises `TypeError` if `connect`, `open` or a call returns a value of a wrong type, and `ValueError` if the
+    trace could not be read because of a tool's schema. These errors, and those that the host's methods raise,
+    are marked as the host's. In place of a result that cannot be recorded, the model gets an error.
     """
 
     def __init__(self, connect: Connect, server: m.ServerName, note: Note) -> None:
@@ -276,7 +276,7 @@ class HostsConnection(WrappedConnection):
             return _recordable(await super().finish_task(tool, task, timeout_s))
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the new tools; `None`: no change was announced, or the tools could not be listed."""
+        """Return all tools if they have changed; `None`: no change is known, or listing failed."""
         with self._calling():
             tools = await super().refresh_tools(timeout_s)
             tool_results.refuse_deep_schemas(tools or ())

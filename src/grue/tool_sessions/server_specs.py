@@ -75,7 +75,7 @@ def visible_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> tup
 
 
 def own_keys(environment: Mapping[str, str], host: Mapping[str, str]) -> set[str]:
-    """Return the names of variables that are in `OWN_KEYS`, or have the value of one of these in `host`.
+    """Return the names of variables that are in `OWN_KEYS`, or have the value of an own key in `host`.
 
     A value of fewer than 12 characters does not count: other variables may have it by chance.
     """
@@ -176,7 +176,7 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
-# What looks like a key in a URL: of the characters of base64, at least as many as a key of 30 bytes has.
+# What looks like a key in a URL: 20 or more characters with a digit; with `+` or `/` in it, 40 or more.
 _OPAQUE = re.compile(r"(?=.*\d)(?:[A-Za-z0-9_~.%-]{20,}|(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+/]{40,})")
 
 

@@ -74,7 +74,7 @@ class BatchDesk:
         self._path = FORMATS[folder.manifest.wire].path_of(folder.manifest.model, stream=False)
 
     async def send(self) -> None:
-        """Send each file of requests that has not been sent yet; raises `BatchRefused`."""
+        """Send each unsent file of requests; raises `BatchRefused`."""
         for each in list(self._folder.unsent()):
             record = replace(each, begun_at=time.time(), key=f"{self._folder.manifest.run}-{each.number}")
             await self._submit(self._folder.keep(record))
@@ -189,7 +189,7 @@ class BatchDesk:
         try:
             state = await self._surely("a batch", self._state_in, ask)
         except BatchRefused as refused:
-            if refused.failure.status == 404:  # such as after months, if its replies here were damaged
+            if refused.failure.status == 404:  # such as when damaged replies are fetched again after months
                 file = self._folder.submission_of(record.number)
                 remedy = f"If the provider has removed the batch, remove {file}: its requests are sent again."
                 refused.failure = replace(refused.failure, remedy=remedy)

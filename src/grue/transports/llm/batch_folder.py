@@ -7,12 +7,13 @@
     DIR/submissions/0001.json    whether requests/0001.jsonl was sent: written before sending, then updated
     DIR/replies/0001.jsonl       the results of requests/0001.jsonl: written when its batch has ended
 
-A request's id consists of the folder's `run`, the number of the turn (in a fleet, the episode's id), the
-request's number in the turn, a digest of its body, and the number of the attempt at the turn. By these parts,
-a process finds a request that an earlier process has stored.
+A request's id consists of the folder's `run`, the number of the turn, the request's number in the turn, a
+digest of its body, and the number of the attempt at the turn. In a fleet it consists of `run`, the episode's
+id, the request's number among those with the same body, the digest, and the number of the try. By the id, a
+process finds a request that an earlier process has stored.
 
-A damaged file costs no reply: damaged replies are fetched from the provider again, and for any other file the
-error says how to mend it.
+Damaged replies are fetched from the provider again. If `batch.json`, a file of requests, or the submission of
+a file that lacks replies is damaged, the error says how to mend it.
 """
 
 import fcntl
@@ -187,7 +188,7 @@ class BatchFolder(Closing):
         return item in self._wanted
 
     def want(self, item: str, path: str, body: bytes) -> None:
-        """Store a request, so that it survives the end of this process; raises `TraceError`."""
+        """Store a request so that it survives the end of this process, or raise `TraceError`."""
         line = self.form.line(item, path, body)
         full = self._count >= self._most_items or self._size + len(line) > self.form.most_bytes
         if self._file is None or (full and self._count):

@@ -118,7 +118,7 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
         wire: The wire format, if `profile` is not set; `None`: derived from the base URL.
         profile: What the endpoint supports; `None`: derived from the base URL, the model and the format.
         prices: What models cost, by name or pattern, for endpoints that do not report the cost of a reply.
-        force_tool_support: Offer tools even if the model takes none, as its name or the endpoint says.
+        force_tool_support: Offer tools even if the model's name or the endpoint says that it takes no tools.
         then: The models that are asked, in this order, if after all retries this model's endpoint cannot be
             reached, answers with a status such as 429 or most 5xx, does not answer in time, or sends a reply
             that breaks off or is damaged; or if tools are offered, and this model takes none. Their own
@@ -240,7 +240,7 @@ def current_room() -> ReplyRoom | None:
 
 
 def limit_in(body: bytes) -> int | None:
-    """Return the limit that a request sets for the tokens of its reply; `None`: it sets no limit."""
+    """Return the limit that a request sets for the tokens of its reply; `None`: it sets no usable one."""
     asked = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     fields = frozenset().union(*(each.limit_fields for each in FORMATS.values()))
     # A limit may be any value, because it may come from the user's `extra_body`.
@@ -395,7 +395,7 @@ class LlmEndpoint:
         return await http.exchange(self._open(), self._request(method, path, content, upload, params), retry)
 
     async def download(self, path: str, most_bytes: int) -> AsyncIterator[bytes | Fault]:
-        """Yield a file in pieces. If that fails, or it has more than `most_bytes`, a `Fault` comes last."""
+        """Yield a file in pieces. If it has over `most_bytes`, or cannot be fetched, a `Fault` comes last."""
         retry = self.settings.retry
         limit_s = max(retry.timeout_s, _FILE_TIMEOUT_S)
         until = anyio.current_time() + limit_s
@@ -543,7 +543,7 @@ class LlmEndpoint:
         loaded again, because its messages are encoded for the former model.
 
         Raises:
-            MCPConfigError: The key or a header cannot be sent in the other model's wire format.
+            MCPConfigError: `model` is empty, or the key or a header cannot be sent in its wire format.
         """
         settings = replace(self.settings, model=model)
         profile = settings.profile or profiles.profile_for(settings.base_url, model, settings.wire)
@@ -553,7 +553,7 @@ class LlmEndpoint:
         self.left_out, self.breaker = frozenset(), Breaker()
 
     def recall(self, first: wire_profile.WireProfile, learned: wire_profile.WireProfile) -> None:
-        """Use `learned`, which another process made of the profile `first`, if this endpoint still has it."""
+        """If `profile` is still `first`, use `learned`, to which another process has changed `first`."""
         if self.profile == self.first_profile == first:
             self.profile = learned
 

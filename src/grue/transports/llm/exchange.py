@@ -3,7 +3,8 @@
 This module must not retry, and must not decode the completion in a body: the LLM actor does both. It uses
 httpx's transport and not `httpx.AsyncClient`: a client adds cookies, and can follow a redirect, which would
 send the key elsewhere. It speaks HTTP/1.1 only, because `HttpReply.close` decides by the rules of HTTP/1.1
-whether a connection is kept. An exchange that ends early closes its connection, so that generating stops.
+whether a connection is kept. An exchange that ends early closes its connection, so that the model
+stops generating.
 
 A body is decompressed in small steps and up to a size limit: a few kilobytes can expand to gigabytes, and
 HTTP libraries decompress a whole chunk at once.
@@ -410,8 +411,8 @@ _COST_HEADER = "x-litellm-response-cost"
 class Answered(Struct, frozen=True):
     """A reply of the endpoint, whatever its status.
 
-    The body is decompressed. That of a streamed reply is assembled to what an unstreamed reply would have.
-    Of an error's body, only the beginning may be here.
+    `body` is decompressed. If the reply was streamed, `body` is what an unstreamed reply would have been. If
+    the reply is an error, `body` may be only its beginning.
     """
 
     status: int
@@ -773,7 +774,7 @@ class RequestOutcome(Struct, frozen=True, kw_only=True):
     cost_usd: Annotated[float, Meta(ge=0)] | None = None
 
     def cost_by(self, price: Price | None) -> float | None:
-        """Return the cost in US dollars: the reported one, or else by `price`; `None`: neither is known."""
+        """Return the cost in US dollars: as reported, or of the known tokens by `price`, or `None`."""
         usage = m.Usage(
             input_tokens=self.input_tokens or 0,
             output_tokens=self.output_tokens or 0,

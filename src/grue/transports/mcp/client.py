@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 _PARTS = "grue.transports.mcp.session_parts"  # imported by `open`; it imports the SDK
 _NOTICE_CHARS = 500
-_NOISE_CHARS = 80  # of the first notice, in the error of a start
+_NOISE_CHARS = 80  # of the first output that is not MCP, in the error of a start
 _MESSAGE_CHARS = 100_000
 _MAX_NOTICES = 500  # most notices of one kind in one request: more would fill the trace and delay the turn
 _METHOD_NOT_FOUND = -32601
@@ -55,11 +55,11 @@ _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the 
 class McpClient:
     """An MCP session with one server; a `ToolConnection`. One task must enter, use and leave it.
 
-    Entering the client spawns the process of a stdio server. Entering raises `ServerFailed`, or
-    `MissingDependencyError` without a usable `mcp` package. Leaving ends the process within its time
-    limits, even if the task is cancelled. Then no process of its process group is alive, unless it is stuck
-    in the kernel, and `status` says how the process ended. For a server over HTTP, leaving asks the server to
-    end the session, for 1 s at most.
+    Entering the client spawns the process of a stdio server, or raises `ServerFailed`. Without a usable `mcp`
+    package it raises `MissingDependencyError`. Leaving ends the process within its time limits, even if the
+    task is cancelled. Then no process of its process group is alive, unless it is stuck in the kernel, and
+    `status` says how the process ended. For a server over HTTP, leaving asks the server to end the session,
+    for 1 s at most.
 
     Source: R3.5-R3.7, P9
     """

@@ -23,7 +23,7 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Pass warnings and errors of `LOGGERS` to `receive`, also of tasks begun in the block; drop the rest."""
+    """Pass warnings and errors of `LOGGERS` to `receive`, also of tasks begun in the block; drop others."""
     before = _receiver.set(receive)
     try:
         yield
@@ -32,7 +32,7 @@ def library_logs_to(receive: Receive) -> Iterator[None]:
 
 
 def drop(record: logging.LogRecord) -> None:
-    """Drop a record: those written while tokens are obtained or revoked may hold secrets."""
+    """Drop a record: records written while tokens are obtained or revoked may hold secrets."""
 
 
 class _ToReceiver(logging.Filter):

@@ -217,7 +217,7 @@ class ListingCache:
             return
 
     def faults(self) -> Iterator[str]:
-        """Yield a sentence for each stored file that is not used, or for the folder, that says why."""
+        """Yield for each stored file that is not used, or for the whole folder, a sentence that says why."""
         try:
             _require_own(os.lstat(self.folder), folder=True)
             files = sorted(self.folder.iterdir())

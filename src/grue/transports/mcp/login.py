@@ -211,7 +211,10 @@ async def _answer(
 
 
 def log_out(server: HttpServer) -> tuple[bool, bool]:
-    """Forget a server's tokens; return whether any were stored, and were revoked. Raises `LoginRefused`."""
+    """Forget a server's tokens; raises `LoginRefused`.
+
+    Returns whether any were stored, and whether the authorization server has revoked the login.
+    """
     store = token_store(server)
     try:
         record = store.load()

@@ -472,7 +472,7 @@ class Authorizer:
                 await flow.aclose()
 
     def _require_issuer(self, provider: httpx2.Auth, asked: httpx2.Request) -> None:
-        """Raise an error if the SDK, for lack of metadata, takes the MCP server for the configured issuer."""
+        """Raise an error if the SDK, for lack of metadata, asks the MCP server and not the `issuer` set."""
         context, issuer = getattr(provider, "context", None), self._auth.issuer
         if not issuer or asked.method != "POST" or context is None or context.oauth_metadata is not None:
             return

@@ -280,7 +280,7 @@ class HttpStream(MessageStream):
         self.transport: Literal["http", "sse"] = "sse" if server.transport == "sse" else "http"
         self.declined: WireFault | None = None  # why the address refused Streamable HTTP, if SSE is tried
         self.sessionless = False  # requests leave out the session's id, although the server has given one
-        self.cancelled: set[int | str] = set()  # requests; a stream with the answer to one is not resumed
+        self.cancelled: set[int | str] = set()  # ids of requests: their streams are not resumed
         self._first: SessionMessage | None = None
         self._leaving = False
         self._finished = anyio.Event()

@@ -118,8 +118,8 @@ class OutputSchemas(_Schemas):
             self._too_large(tool)
         else:
             fault = self.fault(tool, result.content)
-            # Of a value with more levels, grue has replaced the deepest parts by a text, which may not fit.
             if fault is not None and is_deep(result.content, MAX_DEPTH - 1):
+                # In so deep a value, grue has replaced the deepest parts by a text, which may not match.
                 self._too_large(tool, f"of {MAX_DEPTH} levels or more")
                 fault = None
         if fault is None:

@@ -35,7 +35,7 @@ class _Claims(Struct):
 
 
 def identity_token(auth: OAuth) -> str:
-    """Return the configured identity token, or the one in its file; raises `AuthorizationRefused`."""
+    """Return the token in `identity_token_file`, or else `identity_token`; raises `AuthorizationRefused`."""
     if auth.identity_token_file is None:
         return auth.identity_token or ""
     try:
