@@ -92,9 +92,9 @@ def read_regular(path: Path, max_bytes: int = MAX_LINE_BYTES) -> bytes:
 
 
 def next_line(file: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> bytes:
-    """Return the next line, with its newline if any; raises `OSError` if it is longer than `max_bytes`.
+    """Return the next line, with its newline if any; `b""`: the file has ended.
 
-    A line of up to 1 MiB is always returned.
+    Raises `OSError` if the line is longer than `max_bytes` and than 1 MiB.
     """
     text = file.readline(_USUAL_LINE)
     if len(text) < _USUAL_LINE or text.endswith(b"\n"):
@@ -186,7 +186,7 @@ def drafted(
 
 
 def locked(descriptor: int) -> bool:
-    """Lock an open file until it is closed; `False`: it is locked already."""
+    """Lock an open file until it is closed, if its file system has locks; `False`: it is locked already."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:  # if it is no `BlockingIOError`, the file system has no locks: go on

@@ -59,7 +59,10 @@ class CutLineError(Exception):
 
 
 class LineBuffer:
-    """Takes chunks, returns lines. Keeps only both ends of a line over `max_message_bytes` (min. 8 KiB)."""
+    """Takes chunks, returns lines. Keeps only both ends of a line over `max_message_bytes`.
+
+    A `max_message_bytes` below 8 KiB counts as 8 KiB.
+    """
 
     def __init__(self, max_line_bytes: int, max_message_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes

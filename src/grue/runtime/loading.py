@@ -100,11 +100,7 @@ def _work_elsewhere() -> dict[int, str]:
     found = {thread: _work_in(frame) for thread, frame in frames.items() if frame is not here}
     # Forget the threads whose imports have ended: the system gives their ids to new threads.
     _outlasted.intersection_update(thread for thread, whose in found.items() if whose == "others")
-    return {
-        thread: whose
-        for thread, whose in found.items()
-        if whose and not (whose == "others" and thread in _outlasted)
-    }
+    return {thread: whose for thread, whose in found.items() if whose and thread not in _outlasted}
 
 
 def _work_in(frame: FrameType | None) -> str:

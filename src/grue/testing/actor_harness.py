@@ -166,6 +166,7 @@ class ActorHarness:
     harness cancels the actor instead.
 
     Args:
+        turn: The turn's number in the recorded messages; 0: outside turns.
         stop_grace_s: How many seconds of virtual time a stopped actor may take to end before it is cancelled.
 
     Attributes:
@@ -378,9 +379,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return call
 
     def jump(self, timeout_s: float | None) -> None:
-        """Wake the callers of `idle`. If there are none, advance the clock by `timeout_s`.
+        """Wake the callers of `idle`. If there are none, advance the clock by `timeout_s` (`None`: no timer).
 
-        Raises `Deadlock` if `timeout_s` is `None`, which means that there is no timer.
+        Raises `Deadlock` if there are neither callers of `idle` nor a timer.
         """
         waiting, self._waiting_for_idle = self._waiting_for_idle, []
         for waiter in waiting:

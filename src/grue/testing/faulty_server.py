@@ -237,7 +237,7 @@ class _FaultyServer:
             yield line
 
     def _fails(self, phase: str) -> bool:
-        """Carry out the fault, if any, that prevents an answer in this phase. Return whether to send none."""
+        """Carry out a fault that prevents an answer in this phase; return `False` if no flag asks for one."""
         flags = self._flags
         if flags.exit_at == phase:
             sys.stderr.flush()

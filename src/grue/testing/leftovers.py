@@ -1,7 +1,7 @@
 """Check that a piece of code leaves nothing behind: no process, no descriptor, no thread.
 
-On Linux, new processes are recognised by an environment variable that descendants inherit, and those of
-grue's servers also by a resource limit. On other systems, only direct children are found.
+New children of this process are found on all systems, other new descendants only on Linux. These are
+recognised by an environment variable that they inherit; those of grue's servers also by a resource limit.
 """
 
 import os

@@ -36,16 +36,17 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 
 
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
-    """Check that prompts of a trace begin with earlier ones; return their number, without failed requests.
+    """Check that prompts of a trace begin with earlier ones; return how many requests have not failed.
 
-    Within a conversation, each later prompt has to begin with the whole of an earlier prompt: the last one
-    that offered tools, or the last one that did not. Across conversations with the same model, the tools and
-    the system text have to be the same. `grue trace cache` shows where prompts break these rules.
+    Within a conversation, each later prompt has to begin with the whole of the last prompt that offered
+    tools, or else of the last prompt that offered none. Across conversations with the same model, the tools
+    and the system text have to be the same. `grue trace cache` shows where prompts break these rules.
 
     Args:
         path: A trace file or a run folder.
         allow: Parts of a prompt in which a difference is accepted: `model`, `tools`, `system`, `messages`.
-            What follows one is not checked. Allow `tools` if a request for a final answer offers none.
+            What follows such a difference in a prompt is not checked. Allow `tools` if a request for a final
+            answer offers none.
 
     Raises:
         AssertionError: A prompt breaks one of these rules; the message names each such prompt and the cause.

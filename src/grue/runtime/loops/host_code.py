@@ -80,9 +80,10 @@ def current_task() -> asyncio.Task[Any] | None:
 
 
 def single(error: BaseException) -> BaseException:
-    """Unwrap `HostCodeFailed` and groups, but not a group of several `Exception`s.
+    """Unwrap `HostCodeFailed`, groups, and the `RuntimeError` that Python makes of a host's `StopIteration`.
 
-    Of any other group, return a `KeyboardInterrupt` or `SystemExit` if it has one, else its first member.
+    A group of several `Exception`s is returned as it is. Any other group is replaced by a `KeyboardInterrupt`
+    or `SystemExit` in it, or, if it has none, by its first member.
     """
     while True:
         whose = raised_by(error)

@@ -122,7 +122,10 @@ _warned: set[str] = set()
 
 
 def warn_if_blocking(twin: str) -> bool:
-    """Return whether an event loop runs in this thread. If so, warn once per `twin`, except in a notebook."""
+    """Return whether an event loop runs in this thread. If so, warn, except in a notebook.
+
+    Each recommendation (`twin`, as in `run_blocking`) is made only once.
+    """
     if not loop_is_running():
         return False
     # Under trio no async method of grue works.

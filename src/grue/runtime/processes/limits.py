@@ -18,8 +18,8 @@ class ProcessLimits(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
             server, since a user who has pressed Ctrl-C may be waiting.
         max_line_bytes: Longest line in either direction (HTTP: longest event), and most bytes queued for a
             server that does not read. Exceeding this limit breaks the connection.
-        max_message_bytes: Longest message that is read; in a line or an event, at least 8 KiB. A longer
-            answer fails its request.
+        max_message_bytes: Longest message that is read. A longer answer fails its request. For a message in a
+            line or an event, a limit below 8 KiB counts as 8 KiB.
         stderr_tail_bytes: How much of the end of the server's standard error is kept.
     """
 

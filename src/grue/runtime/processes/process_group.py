@@ -303,7 +303,7 @@ class ProcessRegistry:
             group.signal(signal.SIGKILL)
 
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
-        """Kill and reap all groups; return how many. `loop_running`: leave descriptors to an event loop."""
+        """Kill and reap all groups; return how many. `loop_running`: leave pipes open that a loop may use."""
         groups = list(self._groups.values())
         self.kill_now()
         for group in groups:

@@ -172,7 +172,10 @@ def _replaced(char: str) -> bytes:
 
 
 def _base64_cores(data: bytes) -> list[str]:
-    """Return the base64 digits that `data` alone determines after 0, 1 and 2 bytes, in lines of up to 4."""
+    """Return the base64 digits of `data` after 0, 1 and 2 other bytes, each in lines of up to 4 digits.
+
+    Digits that also depend on the bytes before or after `data` are left out.
+    """
     cores = []
     for before, start in enumerate((0, 2, 3)):
         encoded = b64encode(b"\0" * before + data).decode()

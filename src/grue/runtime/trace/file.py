@@ -38,11 +38,12 @@ _LINGER_S = 0.01  # how long the thread collects lines, unless `flush` or `close
 
 
 class LineQueue:
-    """A thread that owns `file` and writes the queued lines by `write`. Thread-safe; raises `TraceError`.
+    """A thread that owns `file` and writes the queued lines by `write`. Thread-safe.
 
-    `close` or the interpreter's exit ends the thread, after it has written all queued lines. If writing
-    failed and no call has raised that, the exit warns. In a forked child the queue is closed, and the parent
-    writes the queued lines. `fsync`: each flush calls `fsync`.
+    The constructor raises `TraceError` if no thread can be started. `close` or the interpreter's exit ends
+    the thread, after it has written all queued lines. If writing failed and no call has raised that, the
+    exit warns. In a forked child the queue is closed, and the parent writes the queued lines. `fsync`: each
+    flush calls `fsync`.
     """
 
     def __init__(self, file: LineFile, write: Callable[[list[bytes]], None], *, fsync: bool = False) -> None:
@@ -162,7 +163,7 @@ _OPEN: weakref.WeakSet[LineQueue] = weakref.WeakSet()
 
 
 def writes_lines(thread: threading.Thread) -> bool:
-    """Return whether this is the thread of a `LineQueue`. It never wakes an event loop, even if it works."""
+    """Return whether this is the thread of a `LineQueue`. Such a thread never wakes an event loop."""
     return any(queue._thread is thread for queue in _OPEN)  # noqa: SLF001 - the module's own
 
 
@@ -202,7 +203,10 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
 
 
 def refuse_unreadable(envelope: Envelope[Any], body: bytes) -> None:
-    """Raise `TraceError` if `grue trace` could not read an envelope. The `check` of recorders of files."""
+    """Raise `TraceError` if the body has no tag, `turn` or `sender` has a wrong type, or a note is too deep.
+
+    `grue trace` could not read such an envelope. Set this as `Recorder.check` if a trace file is written.
+    """
     usable = body.startswith(b'{"type":') and type(envelope.turn) is int and isinstance(envelope.sender, str)
     # Only a note's depth is checked: what models and tools send is refused or cut at about 100 levels.
     if not usable or (envelope.receiver == "trace" and fmt.is_deeper(body, fmt.MAX_DEPTH)):

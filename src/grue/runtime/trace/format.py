@@ -40,7 +40,7 @@ PAYLOADS = "payloads"  # the folder for payload files, beside the trace file
 
 
 class TraceHeader(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="trace", tag="grue"):
-    """First line of a trace file. `started_at`: seconds since the epoch; `version`: that of the program."""
+    """First line of a trace file. `started_at`: seconds since the epoch; `version`: as in `TraceOptions`."""
 
     format: int
     episode: str

@@ -67,7 +67,7 @@ class TraceReader(Generic[B]):
         self.path = path
         self.cut_short = False  # no error: the last line was incomplete when an iteration or `follow` ended
         self.missing = 0  # messages that the last `lines` found missing between others, by their numbers
-        self.payloads: set[str] = set()  # the hashes of the payload files that these lines refer to
+        self.payloads: set[str] = set()  # hashes of the payload files that the lines read by `lines` name
         self._bodies = msgspec.json.Decoder(body_type)
         with _opened(path) as file:
             self.header = fmt.read_header(path, _next_line(path, 1, file))
@@ -102,7 +102,7 @@ class TraceReader(Generic[B]):
                     self.cut_short = True
                     return
                 fmt.check_numbers(path, number, line, seq)
-                # A recorder may begin a file with any number. A message that it cannot write leaves a gap.
+                # A recorder may begin a file with any number. A message that was not written leaves a gap.
                 self.missing += line.seq - seq - 1 if seq else 0
                 self.payloads.update(_hashes(line))
                 yield RecordedLine(line, LinePlace(offset, number, len(text)), self)

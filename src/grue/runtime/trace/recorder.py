@@ -54,7 +54,7 @@ class Backlog:
         return False
 
     def add(self, function: Callable[[], None]) -> None:
-        """Call `function` after the earlier calls, in the backlog's thread or, without one, in this one."""
+        """Call `function` after the earlier calls; if no thread can start, in the caller's thread."""
         try:
             with self._changing:
                 if self._thread is None:
@@ -154,7 +154,8 @@ class Recorder:
     Attributes:
         around_call: Called with the number of a `ToolCalled` message; returns a context manager in which that
             tool call runs. An observer may set this when it is added, to give the call a context.
-        check: Called with each envelope and its body as JSON before observers; it may raise to refuse them.
+        check: Called with an envelope and its body as JSON, before the observers. Raises to refuse a message.
+            Not called for pieces of texts (`hold_back`), or without observers.
         telling: The id of the thread that is calling the observers; 0: no thread is.
     """
 
@@ -286,7 +287,7 @@ class Recorder:
             )
 
     def watch(self, watched: Mapping[type, Callable[[Any], object]]) -> None:
-        """Set the functions that get each message of a type, unredacted. They replace the earlier ones."""
+        """Call `watched[TYPE]` with each later message of TYPE, unredacted. Call no function set earlier."""
         self._watched = watched
 
     def record(

@@ -90,7 +90,11 @@ def decode_body(body: bytes) -> m.JsonObject:
 
 
 def read_request(body: m.JsonObject, dialect: Dialect = CHAT, *, strict_names: bool = False) -> ChatRequest:
-    """Return what the script reads of a request; raises `BadRequestError` if a strict provider refuses it."""
+    """Return what the script reads of a request.
+
+    Raises `BadRequestError` if a strict provider refuses the request, or the script cannot read it, for
+    example because its `tool_choice` is `required`.
+    """
     rules = ProviderRules(strict_names=strict_names, developer_role=True, known_fields_only=True)
     try:
         chat, refusal = dialect.read(body, rules, {})

@@ -243,6 +243,7 @@ class ProviderRules(Struct, frozen=True, kw_only=True):
             (In the other formats, a request must do so in any case.)
         developer_role: Messages may have the role `developer`.
         known_fields_only: Top-level fields that are not in a fixed list are refused.
+        images, audio, files: User messages may have such parts.
         max_image_base64: Longest base64 text of an image, in characters.
     """
 
