@@ -52,7 +52,7 @@ RECORDED = ("game", *ASKED, "turns", "seed", "turn_timeout_s", "interpreter")  #
 
 
 def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
-    """Return the recorded options of a resumed episode, with its last limits or those in `options`."""
+    """Return the recorded options of a resumed episode. Limits in `options` take precedence."""
     settings = past.started.settings
     if not settings:
         fault = f"{options.resume} was not made by `grue play`. Resume it with the program that made it."

@@ -32,7 +32,7 @@ from grue.transports.llm.endpoint import api_key, require_key
 
 
 def pace(game: Game, pause_s: float) -> None:
-    """Make the game wait before each move, for people who watch a scripted model play (`--pace`)."""
+    """Make the game wait before each move, so that people can watch (`--pace`)."""
     step = game.step
 
     def paced(command: str) -> Observation:

@@ -31,7 +31,7 @@ class KnownServers(Struct, frozen=True, kw_only=True):
 
     source: str  # path of the file that configures them, or `BUNDLED_SERVER`
     servers: dict[str, McpServer]  # by name, in the file's order
-    unusable: dict[str, str] = {}  # what is wrong with each other server, by name
+    unusable: dict[str, str] = {}  # by name: why a configured server cannot be used
     warnings: tuple[str, ...] = ()
     passed_over: str | None = None  # a file that is not used, because the settings turn MCP off
 

@@ -79,8 +79,8 @@ def approve(known: KnownServers, listings: Listings, shown: Listings) -> Iterato
     with one_at_a_time(path.parent):
         # Another `grue add` may have added and approved a server since `known` was read.
         every = tuple(MCPConfig.from_file(Path(known.source)).mcpServers)
-        # The lock is written last: if the other file cannot be written, nothing is approved, since the error
-        # hides what was. A listing that does not fit the lock is not used.
+        # Write the lock last: if the listing cannot be written, no tool is approved. A listing that does not
+        # fit the lock is not used.
         write_listings(listing_path(path), plain, keep=[name for name in every if name not in secret])
         changes = tool_lock_file.write(path, listings, shown=shown, keep=every)
     approved = {name: lock_of(tools, shown[name]) for name, tools in listings.items()}

@@ -364,7 +364,7 @@ def _servers(run: RecordedRun, named: dict[str, str]) -> Iterator[str]:
     tools = [each for each in listed if any(call.name == each.name for call in calls)]
     forced = isinstance(end, m.TurnCompleted) and end.kind == "forced"
     if (calls or forced) and not tools and not named:
-        # Offer one: a turn without tools skips every call, and a reply without content does not force it.
+        # Offer one: a turn without tools makes no calls, and after an empty reply it forces no final answer.
         tools = listed[:1]
     by_function = [each for each in tools if not _takes_more(each, calls)]
     functions = _functions(tools)
@@ -418,7 +418,7 @@ _RECORDED = (
 
 
 def _was_misfit(call: m.ToolCallRecord) -> bool:
-    """Return whether a call of a listed tool was rejected. The stand-in may take it, and then fails."""
+    """Return whether a call with an object as arguments was rejected. A stand-in may accept such a call."""
     return call.settlement == "rejected" and isinstance(_given(call), dict)
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class BundledHost(Struct, frozen=True, kw_only=True):
-    """The names that readers of traces and fleets import for a bundled host."""
+    """The names of a module and a function that other rooms import for a bundled host."""
 
     facts: str = ""  # the module of the host's facts (its messages in a trace); empty: it has none
     work: str = ""  # the function that plays an episode in a fleet, as `module:name`

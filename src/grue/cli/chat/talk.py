@@ -1,8 +1,8 @@
 """`Talk`, a conversation with an agent in a run folder, and `ChatOptions`. No code here uses the terminal.
 
-Besides the trace, the run folder has `conversation.jsonl`. Before each turn, the trace records the size of
-that file. `/undo` copies the file up to this size, and the conversation continues in the copy. So `/undo`
-also works for turns of an earlier run.
+Besides the trace, the run folder has the conversation's file, at first `conversation.jsonl`. Before each
+turn, the trace records its name and size. `/undo` copies the file up to this size, and the conversation
+continues in the copy. So `/undo` also works for turns of an earlier run.
 """
 
 import itertools

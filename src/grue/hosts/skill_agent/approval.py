@@ -55,7 +55,7 @@ class Judge(Struct, kw_only=True):
         """Judge a reply's actions before they are carried out, and record questions and decisions.
 
         If the run has to be parked, `self.run.asked` holds the questions afterwards. `done`: the reply's
-        actions that an earlier process carried out; they count towards the policy's `max_calls`.
+        actions whose results an earlier process recorded; they count towards the policy's `max_calls`.
         `definitions`: the digests of the tools' definitions when the reply came. A call whose tool has
         changed since is denied, unless a person is asked about the call.
         """

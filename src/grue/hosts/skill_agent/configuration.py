@@ -158,7 +158,7 @@ def _no_server(name: str, servers: Collection[str]) -> str:
 
 
 def load_config(path: str | PathLike[str]) -> AgentConfig:
-    """Read `agent.yaml`. Relative paths in the file are relative to its folder.
+    """Read `agent.yaml`. A relative `workspace`, `skills.folder` or `cwd` starts at the file's folder.
 
     The API key comes from the environment: `GRUE_API_KEY`, or the variable of the endpoint's provider, such
     as `OPENROUTER_API_KEY` or `OPENAI_API_KEY`.

@@ -230,7 +230,7 @@ class DecisionLoop:
         return next_text(text, changed, resumed=resumed)
 
     def _keep(self, reply: ActionReply, *, outdated: bool = False) -> None:
-        """Number and record a reply's actions. `outdated`: the tools have changed since the reply came."""
+        """Number and record a reply's actions. `outdated`: tools have changed since the model saw them."""
         run = self._run
         run.turn = self._last_turn
         actions = tuple(

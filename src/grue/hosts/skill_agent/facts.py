@@ -60,7 +60,7 @@ class ActionsPlanned(_TurnFact, frozen=True, kw_only=True, tag="skillagent.Actio
     thought: str
     actions: tuple[PlannedAction, ...]
     # By tool name: the digest of the definition of each MCP tool that is called. All digests are empty if
-    # tools have changed since the reply came: then a call is made only if a person approves it.
+    # tools have changed since the model saw them: then a call is made only if a person approves it.
     definitions: dict[str, str] = msgspec.field(default_factory=dict)
 
     def summary(self) -> str:

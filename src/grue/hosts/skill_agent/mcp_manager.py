@@ -212,7 +212,7 @@ class McpManager:
         return self._opened().client.request(server, method, params)
 
     def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
-        """Request a list, such as `skills/list`, and return its items. Raises what a `ToolClient` raises."""
+        """Request a list, such as `skills/list`, and return its items. May raise `MCPError`, as `request`."""
         return self._opened().client.request_all(server, method)
 
     def _opened(self) -> _Connected:

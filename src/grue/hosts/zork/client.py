@@ -44,7 +44,7 @@ class CompletionError(LLMError):
 
 
 class LLMClient:
-    """Ask an OpenAI-compatible endpoint for chat completions, blocking.
+    """Ask an LLM's endpoint for completions, blocking.
 
     Threads may share a client. Close the client, or use it as a context manager.
 
@@ -89,9 +89,10 @@ class LLMClient:
             self._transport.close()
 
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
-        """Return the configured settings, with `model` if given, and with other sampling settings.
+        """Return the configured settings for a model; `None`: for the configured model.
 
-        Those in `sampling` replace all that are configured; the others get their defaults.
+        The sampling settings are those in `sampling`. Any that `sampling` lacks have their defaults, even if
+        they are configured.
         """
         settings = model_settings(model or self.config.agent_model, sampling)
         # The fallback models belong to the configured model, so another model gets none.

@@ -34,9 +34,10 @@ class TurnUse(Struct, frozen=True):
 
 
 class _SessionNews:
-    """Passes the messages of a manager's sessions to `observers`; during a turn, only notices, to the turn.
+    """Passes the messages of a manager's sessions to `observers`.
 
-    An open session refers to this object, so a reference from it to the manager would keep the manager alive.
+    During a turn, it passes only notices, and only to the turn. An open session refers to this object, so a
+    reference from it to the manager would keep the manager alive.
     """
 
     def __init__(self) -> None:

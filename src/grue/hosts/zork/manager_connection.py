@@ -228,7 +228,7 @@ def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
 
 
 _REPORT_S = 0.45
-"""Extra seconds for `connect_session`, which has the same time limit, to report that it was exceeded."""
+"""Seconds that `open` waits after the time limit of `connect_session`, which then reports its timeout."""
 
 
 class OverriddenManagerConnection(ManagerConnection):

@@ -6,8 +6,8 @@ key the first character of a line, replaces question marks in commands to storie
 prints characters outside ASCII as question marks. Unlike `dfrotz`, it keeps a saved game in memory.
 
 A story of version 4 or later has two windows. The upper window covers the top of the screen, with a status
-line, a quotation or a menu. fernz reports both as one stream, in which commands stand between angle brackets
-("<top>", "<at 1 50>") and "<<" stands for the character "<".
+line, a quotation or a menu. fernz reports both as one stream, in which the story's commands to the screen
+stand between angle brackets ("<top>", "<at 1 50>") and "<<" stands for the character "<".
 """
 
 import argparse

@@ -79,7 +79,7 @@ def told_score(text: str) -> Told | None:
 
 
 def heading(text: str, names: frozenset[str]) -> str | None:
-    """Return the room in the last heading: a line that is one of `names`, or goes on after ", " or " ("."""
+    """Return the room in the last heading: a line of one of `names`, perhaps before ", " or " (" and more."""
     for line in reversed(text.split("\n")):
         name = re.split(r", | \(", line, maxsplit=1)[0]
         if name[:1].isupper() and name in names:
