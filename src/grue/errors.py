@@ -43,8 +43,8 @@ class MCPConfigError(MCPError):
         """One wrong value of a configuration.
 
         Attributes:
-            keys: The path to the value, from the top of the file or from the argument: keys and zero-based
-                list indexes, such as `("rules", 0, "verdict")`.
+            keys: The path to the value, from the top of the file or of the settings object: keys and
+                zero-based list indexes, such as `("rules", 0, "verdict")`.
             text: What is wrong, and what to do.
         """
 
@@ -188,7 +188,7 @@ class LLMError(MCPError):
             `connection`, `timeout` or `reply`; empty if it is not known.
         status: HTTP status, or `None` if there was no reply.
         retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; else `None`.
-        endpoint: Base URL without credentials.
+        endpoint: Base URL without credentials, or the class of the host's own LLM client.
         tool_calls: The tool calls of the turn so far (`ToolCallRecord`).
     """
 
@@ -225,7 +225,7 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
 
 
 class TurnCancelled(MCPError):  # noqa: N818 - named as the event it reports, like the messages
-    """The turn was cancelled through its handle, its runner was closed, or the event loop failed."""
+    """A turn or call was cut off: a handle cancelled it, its runner was closed, or the event loop failed."""
 
 
 class BudgetSpent(MCPError):  # noqa: N818 - named as the event it reports, like the messages

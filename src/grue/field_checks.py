@@ -32,12 +32,12 @@ _OWNERS: dict[str, Collection[str]] = {}  # the keywords that classes accept, by
 
 
 class ByName(StructMeta):
-    """Metaclass of Structs: the error about an unknown keyword names a similar one or a class that has it."""
+    """Metaclass of Structs whose error about an unknown keyword names a similar one, if it finds any."""
 
     if not TYPE_CHECKING:  # type checkers must take a Struct's keywords from its fields, not from `__call__`
 
         def __call__(self, *args: Any, **keywords: Any) -> Any:
-            """Make an instance. A `TypeError` about unknown or positional arguments comes with advice."""
+            """Make an instance. A `TypeError` about its arguments says what to write instead, if known."""
             try:
                 return super().__call__(*args, **keywords)
             except TypeError as error:
@@ -52,7 +52,7 @@ class ByName(StructMeta):
 
 
 class OwnKeywords(ByName):
-    """Like `ByName`. If another class is given a keyword of this class, the error names this class, too."""
+    """Like `ByName`. If another class is given a keyword of this class, the error can name this class."""
 
     def __init__(self, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)
@@ -61,7 +61,7 @@ class OwnKeywords(ByName):
 
 
 def own_keywords(function: F) -> F:
-    """Decorate a method or an `__init__`: an unknown keyword raises the `TypeError` of `OwnKeywords`."""
+    """Decorate a method or an `__init__`, to refuse unknown keywords as a class of `OwnKeywords` does."""
     owner, _, kind = function.__qualname__.rpartition(".")
     names = tuple(signature(function).parameters)[1:]
     if kind == "__init__":
@@ -83,7 +83,7 @@ def _refuse_others(kind: str, keywords: Collection[str], names: Collection[str],
 
 
 def _meant(keyword: str, names: Collection[str], typed: object) -> str:
-    """Return the end of an error text about an unknown keyword: a class that has it, or a similar name."""
+    """Return the end of the error about an unknown keyword: a similar name or a class that has it, if any."""
     own = [name for name in names if name.endswith(f"_{keyword}") or name == _ELSEWHERE.get(keyword)]
     if own:
         return f". Did you mean {own[0]!r}?"

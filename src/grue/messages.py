@@ -503,7 +503,7 @@ class NoAnswer(Struct, frozen=True, kw_only=True, tag=True):
 
     reason: str
     raw: str | None = None
-    stopped: str = ""  # the endpoint's word for why it stopped the last reply, except for its length
+    stopped: str = ""  # `CompletionReceived.stopped` of the last reply
 
 
 TurnFailure: TypeAlias = (
@@ -1372,7 +1372,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
 
     Attributes:
         turn: One-based number of the turn in its episode.
-        servers: Names of the tool servers to open, in order; empty: no tools this turn.
+        servers: Names of the turn's tool servers, in the runner's order; empty: no tools this turn.
         answer: The schema of the answer; `None`: any text.
         fallback: The answer to use if the model gives no acceptable one; `None`: fail instead.
         support_check: When to check whether the model can call tools. Ignored without tools or if `resumed`.
@@ -1513,7 +1513,8 @@ class TurnParked(Message, frozen=True, kw_only=True):
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why configured tools are missing; empty if no tool is missing.
         reconnected: Whether the one reconnect of the turn has been used.
-        used: For each tool that has a `max_calls`, how many earlier calls the policy has let through.
+        used: For each tool that has a `max_calls`, how many calls the policy has let through. Calls that it
+            will judge again do not count.
         definitions: By tool name, digests of the tools' definitions at the time of the reply.
         untold: Answers to the calls, such as "not called", for the case that the turn is never resumed.
         summaries: Summaries requested so far.
@@ -1559,7 +1560,7 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The point at which a turn goes on after it was parked, or after its process was killed."""
 
     parked: TurnParked
-    decisions: tuple[policies.ApprovalDecision, ...] = ()  # on questions of `parked`; others are asked again
+    decisions: tuple[policies.ApprovalDecision, ...] = ()  # unanswered questions are asked again
     # If `parked.calls` is empty: what the next request adds to the conversation; if `new` is empty too, the
     # last request is sent again. Otherwise the turn goes on with `parked.calls`.
     new: tuple[ConversationItem, ...] = ()

@@ -46,7 +46,7 @@ NoticeKind: TypeAlias = Literal[
 - `bad_tool`: a tool of the server, or a part of its listing, cannot be used and was left out; or the tools
   could not be listed again; or a pattern in the settings or the request matches no tool.
 - `bad_schema`: a tool's arguments or results are not checked: its schema is unusable, or they are too large.
-- `bad_elicit`: the host's `elicit` function failed, so the server's question was not put to the user.
+- `bad_elicit`: the host's `elicit` function failed, or its answer is unusable; the server got an error.
 - `too_large`: a message was not read, or kept as text only, because of its size; or too many notices came.
 - `log`, `progress`: the server sent a notification of this kind.
 - `updated`: a resource that the host has subscribed to, or the list of prompts or resources, has changed; the
@@ -329,7 +329,7 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
             before the endpoint has refused a request as too long.
         reply_tokens: The part of the window that is reserved for the reply, but at most half the window.
         high_water: Clear if a request would fill more than this share of `window_tokens - reply_tokens`.
-        low_water: Clear until the request fills at most this share of the same number.
+        low_water: Clear until the request fills at most this share of `window_tokens - reply_tokens`.
         max_summaries: The most summaries in one turn. Each is a request that the budget counts.
         summary_request: The text that asks for a summary; `{words}` is replaced by the summary's word limit.
         read_only: Patterns of canonical names (`files.*`) of tools that change nothing. Used only if the
@@ -438,7 +438,7 @@ class Batching(Struct, metaclass=ByName, frozen=True, kw_only=True):
 
 
 TURN_TIMEOUT_S = 1800.0
-"""Default of `turn_timeout_s`. Six tries of 120 s and the waits between them take less (`RetryPolicy`)."""
+"""Default of `turn_timeout_s`. Six tries of 120 s and the backoff between them take less (`RetryPolicy`)."""
 
 
 _ABOVE_0 = ("tool_call_timeout_s", "server_startup_timeout_s", "turn_timeout_s", "startup_timeouts_s")

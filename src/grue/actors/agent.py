@@ -49,7 +49,7 @@ class AgentActor(Actor[m.TurnEvent]):
         self.approval: Mailbox[m.AskApproval] | None = None  # `None`: the policy never asks
         self.presumed: m.ToolsPresumed | None = None  # recorded after `RunTurn`; `None`: nothing is presumed
         self.forked: m.TurnForked | None = None  # recorded after `RunTurn`; `None`: the turn is no fork
-        self.on_step: Callable[[], None] | None = None  # called after each event
+        self.on_step: Callable[[], None] | None = None  # called when the agent has handled an event
         self.end: m.TurnEnd | m.TurnWaits | None = None  # the reply to `RunTurn`, once it is sent
         self.last_request: m.RequestCompletion | None = None
         # The turn's part of the conversation, without requests for a summary and their replies.

@@ -66,7 +66,8 @@ class Asking:
         self._sleep = sleep
         self._shown = False
         self._cut = m.Usage()
-        self._lost = m.Usage() if lost is None else lost  # the cost so far at other endpoints
+        # The cost of replies that broke off. `lost`: what was spent at other endpoints for this completion.
+        self._lost = m.Usage() if lost is None else lost
         self._retry = endpoint.settings.retry if retry is None else retry
         self._room = current_room()
         if self._room is not None:

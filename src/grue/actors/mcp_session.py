@@ -43,7 +43,7 @@ class SessionActor(Actor[m.SessionCommand]):
     ) -> None:
         super().__init__(mailbox)
         self._around_call = around_call  # as in `Recorder`
-        self.connection: conn.ConnectionState = connection or conn.Untried()  # as earlier turns have left it
+        self.connection: conn.ConnectionState = connection or conn.Untried()
         self._server = m.ServerName(mailbox.name)
         self._agent = agent
         self._connect = connect

@@ -110,7 +110,7 @@ class CompletedTurns:
     ) -> tuple[TurnOutcome[Any], tuple[SaidStep, ...]] | None:
         """Return the outcome of the earlier turn, and the messages that the turn's conversation still lacks.
 
-        `None`: no earlier turn fits `command`, or `answer` does not accept the turn's answer.
+        `None`: no earlier turn fits `command`, or the turn's answer does not fit `answer`.
         """
         known, check = self._known.get(_asked(command, command.history)), AnswerCheck(answer)
         if known is None:
@@ -181,7 +181,7 @@ def run_batch(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterato
         yield from _results(requests, batch)
 
 
-_MOST_POSTPONED = 1000  # of requests without a length, such as of a generator that never ends
+_MOST_POSTPONED = 1000  # the most turns that are postponed if `requests` has no length: it may never end
 
 
 def _results(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator[BatchItem[TurnOutcome[T]]]:
@@ -189,7 +189,7 @@ def _results(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator
     numbered = enumerate(requests)
     waiting: deque[tuple[int, _Started[T]]] = deque()
     episode = batch.begin()
-    postponed: turns.TurnPostponed | None = None  # of a fleet's episode that will be played again
+    postponed: turns.TurnPostponed | None = None  # set only in a fleet's episode, which is played again later
     left = _MOST_POSTPONED
     try:
         while True:

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 Work: TypeAlias = Callable[[TurnResources], Awaitable[T]]
-"""Work that runs as a turn or beside a turn. The argument has the processes and sessions for the work."""
+"""A turn, or other work in an event loop. Its argument has the processes and sessions that it may use."""
 
 
 class Episode:

@@ -97,7 +97,7 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     path: Path
     episode: str
     envelopes: tuple[EpisodeEnvelope, ...]
-    earlier: tuple[EpisodeEnvelope, ...] = ()  # those before the turn, if it continues a conversation
+    earlier: tuple[EpisodeEnvelope, ...] = ()  # the messages before the turn, if it continues a conversation
 
     @property
     def first(self) -> m.RunTurn:

@@ -121,7 +121,7 @@ class TurnRecord:
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
     def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
-        """Return the state, at the fork, of each server that the recorded turn disabled after that place."""
+        """Return the servers that the recorded turn disabled after the fork, with their state at the fork."""
         states: dict[m.ServerName, Settled] = {}
         for server, disabled in self._disabled.items():
             attempts = len(self._failures.get(server, ()))
@@ -304,7 +304,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
 
 class RecordedApproval(Approval, frozen=True, kw_only=True):
-    """Answers a fork's approval questions with recorded decisions, or if none is left, by `fork.misses`."""
+    """Answers a fork's approval questions as recorded; questions without a record, as `fork.misses` says."""
 
     fork: ForkSettings
 

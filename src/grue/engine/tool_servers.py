@@ -52,7 +52,7 @@ def connect_to(
 
 
 def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:
-    """Return the definitions that `lock` approves for `server`, with the `policy` for other definitions."""
+    """Return the definitions that `lock` approves for `server`, with `policy`; `None`: there is no lock."""
     return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
 
 

@@ -140,7 +140,7 @@ class TurnOutcome(Struct, Generic[T], frozen=True, kw_only=True):
         reason: Why the kind is not `answered`. Empty otherwise, unless a server died and was started again.
         raw_response: The text that the answer was parsed from, or the last text that was refused, if any.
         tool_calls: All tool calls, in order, with their results.
-        iterations: Number of replies with tool calls.
+        iterations: How many replies to requests with tools had tool calls.
         requests: Number of requests to the model, those of servers (sampling) included.
         said: What was said in the turn, oldest first: the user texts, the replies, the tool results. Pass
             `history=(*earlier, *outcome.said)` to the next turn. Empty in a `BatchItem` that is `recalled`.
@@ -354,9 +354,10 @@ class TurnHandle(Generic[R]):
         return self._call.result()
 
     def when_done(self, function: Callable[[], object]) -> None:
-        """Call `function` when the turn is over, in the event loop's thread; at once if it is over already.
+        """Call `function` in the event loop's thread when the turn is over.
 
-        Use this to wake your own loop, not to do work: `function` must not block or raise.
+        If the turn is over already, `function` is called at once, in the caller's thread. Use this to wake
+        your own loop, not to do work: `function` must not block or raise.
         """
         self._call.add_done_callback(lambda _: function())
 
@@ -387,7 +388,7 @@ class EpisodeMemory:
     def start(self, number: int | None, above: int = 0) -> int:
         """Begin a turn and return its number.
 
-        `number` is used if given. Otherwise the turn gets 1 more than the highest number so far and `above`.
+        That is `number`, or 1 more than the larger of `above` and the highest number so far.
         """
         with self._lock:
             self.turn = max(self._highest, above) + 1 if number is None else number
@@ -423,13 +424,13 @@ class Spending:
 
 
 class RestOfTurn(Spending):
-    """Adds what a resumed or forked turn spends to the runner's spending, `whole`."""
+    """The spending for a resumed turn or a fork. Its `add` adds to `whole`, the spending of the runner."""
 
     def __init__(self, whole: Spending, before: Spent, *, counted: Spent) -> None:
         super().__init__()
         self._whole = whole
         self._before = before  # what the recorded part of the turn has spent
-        # How much of that is not added: it is in `whole` already, or a fork does not pay it again.
+        # How much of `before` is not added: it is in `whole` already, or a fork does not pay it again.
         self._counted = counted
         self.spent = whole.spent.less(counted)
 
@@ -508,7 +509,7 @@ class HostTurn(Generic[T]):
     record: TurnsPast | None = None  # the recorded beginning of a fork, or of a turn that has waited
     earlier: EarlierResults | None = None  # in a fork: finds the tool results of earlier turns
     begun: History | None = None  # the entries that a resumed turn added before it was resumed
-    started_by: m.RunTurn | None = None  # made from the recorded `RunTurn`; `None`: `command` makes it
+    started_by: m.RunTurn | None = None  # the `RunTurn`, made from a recorded one; `None`: `command` makes it
 
     def __init__(self, request: TurnRequest[T] | str, settings: TurnSettings, memory: EpisodeMemory) -> None:
         self._request = as_request(request)
@@ -581,7 +582,7 @@ class HostTurn(Generic[T]):
                 assert_never(end)
 
     def _report_uncounted(self, number: int, budget: Budget, *, unpriced: bool = False) -> None:
-        """Record, once, that a cost limit has no effect. `unpriced`: the replies did not say their cost."""
+        """If a cost limit has no effect, record that once. `unpriced`: the cost of the replies is unknown."""
         wiring, spending = self._settings.wiring, self._settings.spending
         if budget.cost_usd is None or wiring.endpoint is None or spending.said_uncounted:
             return

@@ -128,7 +128,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     copied: tuple[Envelope[Any], ...] = ()  # recorded messages that the fork's own trace repeats
     event: Envelope[Any] | None = None  # the agent gets this next; the commands for it are sent
     rewrites: tuple[m.HistoryRewritten, ...] = ()  # changes of the history that only the fork makes
-    reopened: Mapping[m.ServerName, m.OpenSession] = {}  # how the sessions that are open at the fork began
+    reopened: Mapping[m.ServerName, m.OpenSession] = {}  # of each session that is open at the fork
 
 
 class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
@@ -175,7 +175,7 @@ class TurnActors:
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
-        """The state of each server with a session actor that is disabled, or has connected in the episode."""
+        """The state of each server that has a session actor, if the state is `Proven` or `Disabled`."""
         known = {name: session.connection for name, session in self._sessions.items()}
         return {name: state for name, state in known.items() if isinstance(state, Proven | Disabled)}
 

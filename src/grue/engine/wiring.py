@@ -90,7 +90,7 @@ class TurnsUnderWay:
 
         A turn of a batch has its `place` in the batch as its number, or a higher number if other turns run
         beside the batch. For any other turn, `start` returns the number: the one that the request sets, or
-        one above the argument of `start`.
+        else a number above the argument of `start`.
         """
         users = 1 if place is None else 0
         with self._lock:

@@ -192,8 +192,8 @@ class OwnedSession:
     async def close(self, *, hurried: bool = False) -> None:
         """Close the session, in any state, and wait until it is closed.
 
-        If `hurried`, the server gets as little time to exit as after a cancellation. Raises an observer's
-        error, such as a `TraceError`.
+        If `hurried`, the server gets as little time to exit as after a cancellation. Otherwise, if an error
+        such as a `TraceError` ends the session meanwhile, raises this error.
         """
         if not self.alive:
             return
