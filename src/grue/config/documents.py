@@ -124,7 +124,7 @@ def file_error(
 def read_config_text(path: Path, *, if_missing: str, pipes: bool = False) -> str:
     """Return the text of a UTF-8 file, without its byte order mark; `if_missing` is a complete error text.
 
-    With `pipes`, a named pipe is read, which may block; without, it raises. A nameless pipe is always read.
+    With `pipes`, a named pipe is read, which may block; else it is refused. A nameless pipe is always read.
     """
     try:
         real = Path(os.path.realpath(path))
@@ -150,7 +150,7 @@ def read_config_text(path: Path, *, if_missing: str, pipes: bool = False) -> str
 
 
 def is_there(path: Path) -> bool:
-    """Return whether the project has this file. What cannot be read counts: reading it says why."""
+    """Return whether this file exists. A file that cannot be reached counts, too: reading it says why."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -322,7 +322,7 @@ def _json_lines(text: str) -> dict[KeyPath, int]:
 
 
 def converted(document: Document, kind: type[T], what: str, remedy: str) -> T:
-    """Convert a file that grue wrote to the type `kind`. Errors say that it is not `what`, and `remedy`."""
+    """Convert a file that grue wrote to `kind`. An error says that it is not `what`, and advises `remedy`."""
     try:
         return msgspec.convert(document.value, kind)
     except (msgspec.ValidationError, UnicodeError, RecursionError) as error:

@@ -214,7 +214,7 @@ class MCPServerConfig(pydantic.BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each key of the entry that has no effect, or perhaps an unintended effect."""
+        """The warnings about keys of the entry that have no effect, or perhaps an unintended effect."""
         kind, without_effect = ("url", _ONLY_STARTED) if self.url is not None else ("command", _ONLY_BY_URL)
         known = type(self).model_fields
         found = [
@@ -305,9 +305,9 @@ class MCPConfig(pydantic.BaseModel):
     ) -> Self:
         """Load the servers of a JSON file. The file's folder is `${workspaceFolder}`.
 
-        Relative paths in `cwd`, `envFile` and `auth` start there. `environ` has the variables for `${VAR}`,
-        which are looked up when a server is used. `named`: the user has named the file, so the error about a
-        missing file says to correct the name.
+        Relative paths in `cwd`, `envFile` and `auth` start there. `environ` (default: `os.environ`) has the
+        variables for `${VAR}`, which are looked up when a server is used. `named`: the user has named the
+        file, so the error about a missing file says to correct the name.
 
         Source: R2.1-3
         """
@@ -386,7 +386,7 @@ class MCPConfig(pydantic.BaseModel):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each key of the file that has no effect, or perhaps an unintended effect."""
+        """The warnings about keys of the file that have no effect, or perhaps an unintended effect."""
         found = [
             f"MCP server {name!r}: {warning}"
             for name, server in self.mcpServers.items()

@@ -5,7 +5,8 @@ To support another host, add a line to `_places`.
 Values that may be secret become `${NAME}` in a copied entry. Code cannot recognise every secret. So a value
 of `env` or of an argument `NAME=value` is kept only if it is plainly harmless: a short number, a word such as
 `true`, a path. Of a value of `headers`, only a scheme such as `Bearer` is kept. Other arguments and URLs are
-kept, unless a name or the form of the value suggests a secret. The same holds for text beside a `${...}`.
+kept, unless a name or the form of the value suggests a secret. These rules hold for the text beside a
+`${...}`, too.
 """
 
 import json
@@ -229,7 +230,7 @@ _STRING_OR_COMMA: Final = re.compile(r'"(?:\\.|[^"\\])*"|,(?=\s*[}\]])')
 
 
 class FoundServers(Struct, frozen=True, kw_only=True):
-    """The servers in another MCP host's file. `unusable` says, by name, why others cannot be used."""
+    """The usable servers in another MCP host's file; `unusable` says by name why a server cannot be used."""
 
     host: str
     path: Path

@@ -22,7 +22,7 @@ class ProjectTables(Struct, frozen=True):
     roots: dict[tuple[str, str], str]
 
     def place(self, table: str, key: str = "") -> str:
-        """Return a table's full name, such as `tool.zorkgpt.mcp`. If it is in both roots, `key` decides."""
+        """Return a table's full name, such as `tool.zorkgpt.mcp`; with `key`, of the one with this key."""
         found = [root for (name, each), root in self.roots.items() if name == table and key in ("", each)]
         return f"{found[0] if found else GRUE}.{table}"
 

@@ -334,7 +334,7 @@ class TurnWriter:
         self.page.marks = tuple(sorted(self._marks.values(), key=lambda mark: mark.grade == "warn"))
 
     def add_span(self, span: Span) -> None:
-        """Add a span's time. A turn took as long as its spans of the kind `turn`: several if it parked."""
+        """Add the time of a span. A turn took as long as its spans of the kind `turn` together."""
         page, took_s = self.page, span.end_s - span.start_s
         page.end_s = max(page.end_s, span.end_s)
         if span.phase == "turn":
