@@ -120,7 +120,7 @@ def to_oauth(name: str, config: AuthConfig | bool | None, headers: dict[str, str
 def expanded_auth(
     auth: AuthConfig | bool | None, at: Callable[[str, str | None], str | None], beside: Path
 ) -> AuthConfig | bool | None:
-    """Return `auth` with texts expanded by `at(key, text)`, and paths relative to `beside` absolute."""
+    """Return `auth` with texts expanded by `at(key, text)`; relative paths become absolute, from `beside`."""
     if not isinstance(auth, AuthConfig):
         return auth
     texts = {key: at(f"auth.{key}", value) for key, value in auth if isinstance(value, str)}

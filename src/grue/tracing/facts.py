@@ -41,7 +41,8 @@ class LogLine(Struct, frozen=True):
 class Fact(m.Message, frozen=True, kw_only=True):
     """Base of all facts. A host's own facts have tags with a prefix: `tag="maildesk.Assigned"`.
 
-    Readers show a fact with a field `turn` at that turn. Override the methods to change a fact's words.
+    Readers show a fact that is recorded outside turns at the turn in its field `turn`, if it has one.
+    Override the methods to change a fact's words.
 
     Attributes:
         between_turns: `True`: the host records the fact only while none of its turns runs. So a turn that

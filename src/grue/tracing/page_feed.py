@@ -256,7 +256,7 @@ _NOT_PARTS = frozenset({"turn", "session", "host"})  # spans that contain others
 
 
 class MarkCount(Struct, kw_only=True):
-    """How many messages of a turn report the problem `word`, such as `died`."""
+    """How often the problem `word`, such as `died`, has occurred in a turn."""
 
     word: str
     grade: Severity

@@ -47,7 +47,7 @@ def page_parts(
 def write_page(
     target: Path, name: str, title: str, data: object, *, error: type[MCPError] = TraceError
 ) -> None:
-    """Write a page with its `data`; template, style sheet and script are called `name`. May raise `error`."""
+    """Write a page with `data`; its own template, style and script are called `name`. May raise `error`."""
     before, after = page_parts(name, title, style=("viewer", name), scripts=("dom", name))
     with os_errors_as(error, f"write the page {target}"), replacing(target) as page:
         page.writelines((before, embedded(data), after))

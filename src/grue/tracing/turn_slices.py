@@ -130,7 +130,7 @@ class TurnSplitter:
 
 
 def turn_of(envelope: EpisodeEnvelope) -> int:
-    """Return the turn's number, from the envelope or the field `turn` of a fact; 0: outside turns."""
+    """Return the envelope's turn or, if that is 0, the number in its message's field `turn`; else 0."""
     return envelope.turn or getattr(envelope.body, "turn", 0)
 
 
