@@ -148,7 +148,7 @@ def json_value(value: object, *, depth: int = MAX_DEPTH) -> object:
 
 
 def plain_value(value: Any) -> object:
-    """Return what a value that msgspec cannot encode is as JSON: for example, a pydantic model's fields."""
+    """Return what to encode in place of a value that is not JSON: for example, a pydantic model's fields."""
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         return dump(mode="json")

@@ -41,8 +41,8 @@ _NUMBERED_WAIT = (
 
 
 _TAKEN_AT_ITS_WORD = 5
-"""After this many failures, a wait that the endpoint asks for is at least a backoff that begins anew: an
-endpoint that always says `Retry-After: 0` would otherwise get hundreds of requests a second."""
+"""After this many failures, a wait that the endpoint asks for is at least the backoff of the failures since
+then. An endpoint that always says `Retry-After: 0` would otherwise get hundreds of requests a second."""
 
 _ABOVE_0 = (
     *("exponential_base", "length_retry_factor"),

@@ -13,11 +13,11 @@ The rules:
 3.  After a timeout, the calls of the reply that are not yet sent are skipped; calls under way at other
     servers finish. Then the model is asked again. With `FailurePolicy(after_timeout="force")` it is asked for
     its final answer; with `"continue"` no call is skipped.
-4.  After a server died, the calls that are not yet sent are skipped, and the final answer is forced. With
-    `FailurePolicy(after_death="reconnect")` the server is restarted instead, once in a turn, and only if an
+4.  After a server died, the calls that are not yet sent are skipped. Then the final answer is forced, or the
+    server is restarted: only with `FailurePolicy(after_death="reconnect")`, once in a turn, and if an
     iteration is left in which the model could use it.
-5.  A request of the phase `loop` offers the tools that each server has listed last, or probably will list
-    (rules 10 and 12). Its reply may be tool calls or text. Other requests offer no tools and ask for the
+5.  A request of the phase `loop` offers tools as their servers have listed them last, or probably will list
+    them (rules 10 and 12). Its reply may be tool calls or text. Other requests offer no tools and ask for the
     answer, or for a summary.
 6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply of the
     phase `loop` with neither content nor calls. If a reply that should be the answer is empty, calls tools

@@ -222,7 +222,7 @@ class _Call(Struct):
     texts: list[str] = field(default_factory=list)
     whole: object = None  # the arguments, if they did not come as text
     extra: object = None
-    closed: bool = False  # they were complete when the next call began, so no piece may add to them
+    closed: bool = False  # the arguments were complete when the next call began, so no piece may add to them
     chunk: int = 0  # the number of the chunk that brought the last piece
 
     @property

@@ -143,7 +143,10 @@ _BY_WORDS: tuple[tuple[FailureReason, str], ...] = (  # the first pattern that i
 
 
 def reason_of(status: int, words: str, codes: str = "", asked_s: float | None = None) -> FailureReason:
-    """Return why an endpoint refused a request; `status` is HTTP's, or that of the error object."""
+    """Return why an endpoint refused a request; `status` is HTTP's, or that of the error object.
+
+    `codes`: the error object's codes and types. `asked_s`: the wait that the endpoint asks for, if any.
+    """
     text = _LITELLM.sub(" ", f"{_URL.sub(_fragment, words)}\n{codes}")
     if status < 400 and status != 200:
         return "address"
@@ -283,7 +286,7 @@ def fault_of_error(error: object) -> Fault:
 
 
 def fault_in(answer: m.JsonObject, missing: str) -> Fault:
-    """Return the error in a body with status 200, or else a fault with the words `missing` (`no output`)."""
+    """Return the error in a body with status 200, or else a fault with the body's text or with `missing`."""
     fault, said = error_in(answer), _said_beside(answer)
     return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
 

@@ -75,7 +75,7 @@ class Reply(Struct, frozen=True, kw_only=True):
             text of a stopped reply is the part that had arrived, and its calls are left out.
         written: The tool calls that the model wrote as text, also if grue has turned them into `tool_calls`.
         echo: Fields that the assistant's message has to have in later requests; each format has its own.
-        prompt_tokens: Tokens of this reply's prompt, set by the LLM actor. `usage` counts earlier tries too.
+        prompt_tokens: Tokens of this reply's prompt, set by the LLM actor. `usage` may include earlier tries.
     """
 
     content: str | None = None
@@ -304,7 +304,10 @@ def sent(message: m.ToolMessage | m.UserText, profile: WireProfile) -> tuple[m.A
 
 
 def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, shown: str = "") -> str:
-    """Return a message's text, with a line for each attachment that is not sent in this message."""
+    """Return a message's text, with a line for each attachment that the endpoint does not accept.
+
+    `shown`: a text such as `SHOWN_NEXT`, for a line about each other attachment; empty: no such lines.
+    """
     lines = [message.text if isinstance(message, m.UserText) else message.content]
     for each in message.attachments:
         if each.kind not in profile.inputs:

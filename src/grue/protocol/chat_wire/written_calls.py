@@ -30,7 +30,7 @@ _THOUGHTS = (
     ("[THINK]", "[/THINK]"),
     ("<mm:think>", "</mm:think>"),
 )
-_PAIRS = {  # the tags around calls; the end tag may be missing after the last two
+_PAIRS = {  # the tags around calls; of the last two pairs, the end tag may be missing
     "<tool_call>": "</tool_call>",
     "<tool_calls>": "</tool_calls>",
     "<seed:tool_call>": "</seed:tool_call>",

@@ -328,7 +328,7 @@ def without_oldest(ledger: ContextLedger, most: int) -> tuple[ContextLedger, flo
 def _share(sizes: Sequence[int], most: int) -> int:
     """Return the limit to which larger `sizes` (ascending) are cut, so that all add up to at most `most`.
 
-    It is at least `_SHORTEST_RESULT`, even if they then add up to more. If nothing is cut, it is the largest.
+    It is at least `_SHORTEST_RESULT`, even if they then add up to more; if nothing is cut, the largest size.
     """
     left = most
     for done, size in enumerate(sizes):

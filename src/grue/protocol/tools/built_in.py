@@ -104,8 +104,8 @@ def offers(tools: Iterable[m.ToolDefinition], tool: m.ToolDefinition) -> bool:
 def named_call(call: m.ToolCall, *, bind: bool = True) -> m.ToolCall:
     """Return the call that `call` makes through `call_tool`; `call` itself if it makes none.
 
-    `call` makes none if it has members beside `name`, but no member `arguments`: the tool would run without
-    these members. With `bind=False` it does run without them, as in old traces.
+    `call` makes none if its JSON has members beside `name`, but no member `arguments`: the tool would run
+    without these members. With `bind=False` it does run without them, as in old traces.
     """
     if call.name != CALL_TOOL.name:
         return call

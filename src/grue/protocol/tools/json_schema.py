@@ -29,7 +29,7 @@ number of bytes if the schema has patterns."""
 
 _MOST_PARTS = 2_000  # the most keywords and items of the schema parts that apply to one place
 _DEEPEST = 60  # the deepest nesting of the parts that apply to one place; the validator's stack grows with it
-_MOST_TOLD = 2_000  # values for which a fault in `anyOf` or the like is described: all are copied
+_MOST_TOLD = 2_000  # with more nested values, no fault in `anyOf` or the like is described: all are copied
 _MOST_WORK = 200_000  # the most parts and keywords that `_most_parts` looks at
 _MOST_COMPILED = 64
 _REGEX_BYTES = 100_000  # the most memory of a compiled regular expression, without its cache

@@ -163,7 +163,7 @@ class ToolRoutes(Struct, frozen=True):
 
     listed: dict[str, m.ToolDefinition]
     called: dict[str, m.ToolDefinition]  # a bare name of several tools calls the last one
-    shadowed: tuple[tuple[m.ToolDefinition, m.ToolDefinition], ...]  # a later tool and the one before it
+    shadowed: tuple[tuple[m.ToolDefinition, m.ToolDefinition], ...]  # a tool, and the one that it shadows
 
 
 def tool_routes(tools: Iterable[m.ToolDefinition]) -> ToolRoutes:

@@ -84,9 +84,9 @@ def terms_of(policy: ToolPolicy, tool: m.ToolDefinition) -> Terms:
 def judge(
     policy: ToolPolicy, tools: Iterable[m.ToolDefinition], used: Mapping[str, int]
 ) -> tuple[tuple[Terms, ...], dict[str, int]]:
-    """Return the `Terms` of calls, one of each of `tools`, and `used` plus the calls that are not denied.
+    """Return the `Terms` of calls, in order, and `used` plus the calls that are not denied.
 
-    `used`: for each tool that has a `max_calls`, its calls in this turn.
+    `tools`: the tool of each call. `used`: how many calls were let through, of each tool with a `max_calls`.
     """
     counts = dict(used)
     known: dict[str, Terms] = {}

@@ -167,8 +167,8 @@ def _file_name(uri: str) -> str:
     return name if name.lower().endswith(".pdf") else f"{name}.pdf"
 
 
-MAX_JSON_CHARS = 2_000_000
-MAX_JSON_VALUES = 50_000  # of a text block, or characters: decoding more would block the event loop
+MAX_JSON_CHARS = 2_000_000  # of a text block that is decoded: decoding more would block the event loop
+MAX_JSON_VALUES = 50_000  # lists, objects and commas in it, for the same reason
 MAX_ERROR_CHARS = 100_000  # longest `error_message` of a failed tool
 _LOOK_CHARS = 1000
 _ALWAYS_INDENTED = 65_536
@@ -229,7 +229,7 @@ def repetitive(value: object) -> m.ToolCallResult | None:
 
 
 def recordable(result: m.ToolCallResult) -> m.ToolCallResult:
-    """Return `result`, or an error in its place, or with a text in place of what is nested too deeply."""
+    """Return `result`, with texts in place of parts nested too deeply; or an error, if it is `repetitive`."""
     refused = repetitive([result.content, *result.blocks])
     if refused is not None:
         return refused
@@ -387,7 +387,8 @@ def whole_text(result: m.ToolCallResult, *, unwraps: bool = True) -> str:
     """Return a result's text for `read_result`: text as it is, JSON usually with a line for each value.
 
     Many servers wrap a text in an object, such as `{"content": "..."}`. With `unwraps`, such a text of
-    several lines is returned alone, and that of an embedded resource apart: in JSON they would be one line.
+    several lines is returned alone, and the text of an embedded resource after the resource's other members:
+    in JSON either would be one line.
     """
     return "\n".join(_parts(result, None, functools.partial(_laid_out, unwraps=unwraps)))
 
@@ -411,7 +412,7 @@ def _unwrapped(content: object) -> object:
 
 
 def _apart(block: m.JsonObject, *, unwraps: bool) -> Iterator[object]:
-    """Yield a text block's text. Yield another block, with `unwraps` first without its `text`, then that."""
+    """Yield a text block's text, or another block. With `unwraps`, that block's `text` comes after it."""
     is_text = block.get("type") == "text"
     if not unwraps:
         yield block.get("text") if is_text else block

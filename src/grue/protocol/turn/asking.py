@@ -97,7 +97,7 @@ def summarised(state: AwaitingSummary, event: m.CompletionReceived | m.Completio
 
 
 def refused(state: AwaitingCompletion, event: m.CompletionFailed) -> Transition:
-    """Ask again, once in a turn, with a shorter history if the request was too long; else end the turn."""
+    """Ask again, once in a turn, with a shorter history if the request was too long; else fail the turn."""
     turn, overflow = state.turn.count(event.usage), event.failure.overflow
     changes: tuple[m.Cleared | m.Shortened, ...] = ()
     if turn.ledger is not None and overflow is not None and not (turn.overflowed or turn.budget_spent):
@@ -145,7 +145,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
         return turn
     ledger = turn.ledger.counted(reply.prompt_tokens)
     # `usage` counts all tries of a request, `prompt_tokens` only the last try. If the input tokens differ,
-    # `usage.output_tokens` includes earlier tries. Then pass 0, so that the ledger estimates the output.
+    # `usage.output_tokens` may include earlier tries. Then pass 0, so that the ledger estimates the output.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
         # `output` may include thoughts, which are not sent back: limit it to the estimate for text and calls.

@@ -16,7 +16,8 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
 - If a reply is not complete within its time limit, or its stream stalls halfway, it is requested only once
   more: each try is billed, and a third one seldom ends better.
-- If a reply fails after some of its text was streamed, readers of the stream are told to discard that text.
+- If some text of a try was streamed, and another try follows or the cut reply is used after all, readers of
+  the stream are first told to discard that text.
 
 `LlmSettings.then` names the models that are asked if the first model fails. The rules of such a chain:
 
@@ -285,7 +286,7 @@ class Breaker(Struct, frozen=True):
 
 
 def moves_on(failure: m.LlmFailure) -> bool:
-    """Return whether to ask another model: this one was unavailable or slow, or its stream was damaged."""
+    """Return whether to ask another model after `failure`: not after a refusal or an invalid reply."""
     return failure.kind in _CANNOT_BE_ASKED
 
 

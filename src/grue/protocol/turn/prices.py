@@ -60,7 +60,7 @@ def price_of(prices: Mapping[str, Price], model: str) -> Price | None:
 
 
 def with_cost(usage: m.Usage, reported: float | None, price: Price | None) -> m.Usage:
-    """Return `usage` with a cost: its own, else `reported` (by an HTTP header), else by `price`."""
+    """Return `usage` with its own cost, else with `reported` (by an HTTP header), else by `price`, if any."""
     if usage.cost_usd is not None:
         return usage
     if reported is None and price is not None:

@@ -48,8 +48,7 @@ def cut_off(
 def tasks_of(run: m.RunTurn, parked: m.TurnParked) -> tuple[m.OpenTask, ...]:
     """Return the unfinished MCP tasks with which a turn was resumed; none if it has made calls since."""
     resumed = run.resumed
-    same_reply = resumed is not None and resumed.parked.batches == parked.batches
-    return resumed.tasks if resumed is not None and same_reply else ()
+    return () if resumed is None or resumed.parked.batches != parked.batches else resumed.tasks
 
 
 def _in_calls(

@@ -34,14 +34,14 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     # Those tools of all open sessions, and of servers that start when they are called, that `RunTurn.tools`
     # selects, in the order of the servers; then `read_result`, if it is offered.
     tools: Tools = ()
-    relisted: bool = False  # the tools have changed since the last request that offered them
+    relisted: bool = False  # `tools` may have changed since the last request that offered tools
     open: Servers = ()  # servers whose session has to be closed before the turn ends
     serving_unlisted: Servers = ()  # servers that take calls of tools which they do not list
     iterations: int = 0  # replies with tool calls so far, to requests that offered tools
     requests: int = 0  # in a resumed turn also those that were `sampled` before it was parked
     sampled: int = 0  # finished requests of servers to the model (sampling), which `usage` counts too
     batches: int = 0  # the last number given to a batch of tool calls, or to notes about calls not made
-    records: Records = ()  # the settled calls; a reply's are added when all are settled, or the turn ends
+    records: Records = ()  # the settled calls; a reply's are added when all are settled, or the turn fails
     usage: m.Usage = m.Usage()
     media_bytes: int = 0  # decoded size of the images, audio and files attached so far, the user's included
     forced: str = ""  # why the final answer was forced; empty if it was not
@@ -50,7 +50,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     reconnected: bool = False
     ledger: ContextLedger | None = None
     window: int | None = None
-    last: tuple[m.ToolMessage, ...] = ()  # those that the last request has added; empty without a `ledger`
+    last: tuple[m.ToolMessage, ...] = ()  # added by the last request; empty without a `ledger`
     summaries: int = 0
     overflowed: bool = False
     used: Mapping[str, int] = {}  # calls that the policy has let through, of each tool with a `max_calls`
@@ -73,7 +73,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def opening(self) -> Items:
-        """The turn's first items: the system text, unless the turn continues a history, and the user text."""
+        """The turn's first items: the user text, after the system text if the conversation has no entries."""
         user = m.UserText(self.run.user, attachments=self.run.images, stub=self.run.user_stub)
         if self.run.history is not None and self.run.history.length:
             return (user,)
@@ -91,7 +91,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def can_call(self) -> bool:
-        """`True` if there is a tool to call, or a server that takes calls of tools which it does not list."""
+        """`True` if `tools` or `unlisted` is not empty: the model can call something."""
         return bool(self.tools or self.unlisted)
 
     @property
@@ -323,11 +323,11 @@ class AwaitingClose(Struct, frozen=True):
 
 
 class Waiting(Struct, frozen=True):
-    """Waits for a later process, which reads the reply to request `item` of a batch and goes on as `then`."""
+    """Waits until the sessions in `pending` are closed, then for a later process, which goes on as `then`."""
 
     then: AwaitingCompletion | AwaitingSummary
     pending: Servers
-    item: str
+    item: str  # as in `CompletionPostponed`
 
     @property
     def turn(self) -> Turn:
@@ -402,7 +402,7 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
         iterations: Replies with tool calls so far, to requests that offered tools.
         requests: Requests of the turn so far, plus the finished requests of servers to the model (sampling).
         tool_calls: Tool calls settled so far.
-        usage: Tokens and cost of these requests, as far as they have ended.
+        usage: Tokens and cost of `requests`, as far as they have ended.
         elapsed_s: Seconds since the turn was requested.
     """
 
@@ -415,7 +415,7 @@ class TurnProgress(Struct, frozen=True, kw_only=True, gc=False):
 
 
 def progress_of(state: TurnState) -> TurnProgress:
-    """Return the progress of a turn, without `elapsed_s`."""
+    """Return a turn's progress, without `elapsed_s`; of a turn that is `Idle` or `Finished` only `doing`."""
     settled = len(state.settled) if isinstance(state, AwaitingTools) else 0
     match state:
         case Idle() | Finished():

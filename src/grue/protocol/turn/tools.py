@@ -49,7 +49,7 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 
 
 def _send_runs(state: s.AwaitingTools, notes: CallNotes = ()) -> Transition:
-    """Start servers, and send the runs that need not wait. If nothing is under way, go on with the turn."""
+    """Start servers, and send the runs that need not wait. If no call is left, go on with the turn."""
     state, starts = _start_called(state)
     state, due = _due(state)
     if notes and due:
@@ -208,8 +208,8 @@ def call(
 ) -> Transition:
     """Judge the calls of a reply: ask a person about them, send them, or answer them without a server.
 
-    For a resumed turn: `settled` are the calls that were answered before it was parked, `decisions` those of
-    a person since then, and `definitions` the digests of the called tools when it was parked.
+    For a resumed turn: `settled` are the calls that were answered before, `decisions` those of a person
+    since then, and `definitions` the digests of the called tools at the time of the reply.
     """
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks
@@ -267,7 +267,7 @@ def _is_outdated(each: tool_calls.ValidCall, definitions: Mapping[str, str]) -> 
 def _ask(
     turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: Notes
 ) -> Transition:
-    """Ask about the calls that `decisions` does not answer. If it answers all of them, start the calls."""
+    """Ask about calls that need a decision and have none in `decisions`. If all have one, send the calls."""
     # A decision counts even if the policy has changed since the question and allows the call now.
     answered = frozenset(each.call_id for each in decisions)
     accepted, ignored = settled_decisions(_questions(turn, reply, answered), decisions)
