@@ -157,6 +157,16 @@ def test_conditions_choose_turns(folder: Path) -> None:
     assert not condition("tool = a.b")(TurnToFork(trace="t", turn=1))
 
 
+def test_neither_quotes_nor_an_and_become_part_of_a_value() -> None:
+    """Otherwise `tool != shop.list AND calls > 3` would choose all turns."""
+    turn = TurnToFork(trace="t", turn=1, tool=("shop.list",), calls=1, user="Salt AND oil", answer='"')
+    assert not condition("tool != x\nand calls > 3")(turn)
+    for value in ('"shop.list"', "'shop.list'", "'a' and calls = 1", "shop.list AND calls > 3"):
+        with pytest.raises(FleetError, match="without quotes, and `and` in small letters"):
+            condition(f"tool != {value}")
+    assert condition('answer = " and user = Salt AND oil')(turn)
+
+
 @pytest.mark.parametrize("recorded", ["shop.list", "mcp.shop.list"])
 def test_a_condition_may_name_a_tool_with_or_without_the_prefix_of_agent_loops(recorded: str) -> None:
     turn = TurnToFork(trace="t", turn=1, tool=("tools.add", recorded))

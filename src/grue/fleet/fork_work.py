@@ -134,6 +134,8 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
 
 _NAMES = tuple(name for name in TurnToFork.__struct_fields__ if name != "at")
 _CONDITION = re.compile(r"\s*(\w+)\s*(!=|=|~|>|<)\s*(.*?)\s*", re.DOTALL)
+# Not as meant: `tool != shop AND calls > 3` and `tool != "shop"` would be true for all turns.
+_NO_VALUE = re.compile(r"(['\"]).*\1|.*\sand\s+\w+\s*[!=~<>].*", re.DOTALL | re.IGNORECASE)
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -153,7 +155,8 @@ def condition(written: str) -> Callable[[TurnToFork], bool]:
 
     Raises `FleetError` if a part is not `NAME OP VALUE`, or its operator or value does not fit the attribute.
     """
-    parts = [_CONDITION.fullmatch(part) for part in written.split(" and ")] if written.strip() else []
+    tests = re.split(r"\s+and\s+", written) if written.strip() else []
+    parts = [_CONDITION.fullmatch(part) for part in tests]
     checks = []
     for part in parts:
         if part is None or part[1] not in _NAMES:
@@ -175,6 +178,8 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
         raise FleetError(f"{said} {wanted!r} is no regular expression: {error}.") from error
     except ValueError as error:
         raise FleetError(f"{said} {wanted!r} is no whole number.") from error
+    if sign in ("=", "!=") and _NO_VALUE.fullmatch(wanted):
+        raise FleetError(f"{said} write values without quotes, and `and` in small letters.")
     if sign in "<>" and name not in _NUMBERS:
         raise FleetError(f"{said} {name} is no number, so {sign} says nothing about it.")
     if name == "outcome" and sign != "~" and wanted not in ("", *_OUTCOMES):
