@@ -145,7 +145,7 @@ class BatchFolder(Closing):
         return self.path / "submissions" / f"{number:04d}.json"
 
     def item_of(self, turn: int, request: int, body: bytes, read: Collection[str] = ()) -> str:
-        """Return the id of a stored request that can serve as this one, or a new id.
+        """Return the id of a stored request whose reply this request can use, or a new id.
 
         `read`: the ids of the requests whose replies the turn has read.
         """

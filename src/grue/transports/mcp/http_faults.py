@@ -49,7 +49,7 @@ TOO_MANY_MESSAGES = WireFault("it sent very many messages, and none of them was 
 
 
 def status_fault(status: int, text: str = "", challenge: str = "") -> WireFault:
-    """Return the fault for a status from 400 on, the server's printable `text`, and `WWW-Authenticate`."""
+    """Return the fault for a refusal: its `status`, printable `text` and header `WWW-Authenticate`."""
     remedy: str | None
     phrase = next((each.phrase for each in HTTPStatus if each == status), "")
     named = f"HTTP {status} {phrase}".rstrip() + (f": {text}" if text else "")

@@ -296,7 +296,7 @@ _WORDS = frozenset(("exec", "dlx", "x", "run"))
 _KNOWN = {"@kastalien-research/thoughtbox": ">=22"}
 _ASK_LIMITS = ProcessLimits(cancelled_grace_s=0.1, max_line_bytes=4096).when_cancelled()
 ASK_S = 1.0  # time limit for `node --version`
-ASK_AFTER_TIMEOUT_S = 0.3  # the same if the start-up limit is used up; Node takes about 30 ms
+ASK_AFTER_TIMEOUT_S = 0.3  # its limit if the start-up limit is used up; Node takes about 30 ms
 _COMPARATOR = re.compile(r"(?P<sign>[<>=^~]*)\s*v?(?P<version>\d+(?:\.(?:\d+|[xX*])){0,2})")
 
 

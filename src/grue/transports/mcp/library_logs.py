@@ -23,7 +23,7 @@ _receiver = contextvars.ContextVar[Receive | None]("grue_library_logs", default=
 
 @contextmanager
 def library_logs_to(receive: Receive) -> Iterator[None]:
-    """Pass warnings and errors of `LOGGERS` to `receive`, also of tasks begun in the block; drop others."""
+    """Pass warnings and errors of `LOGGERS` to `receive`, drop lower levels, also in tasks begun inside."""
     before = _receiver.set(receive)
     try:
         yield

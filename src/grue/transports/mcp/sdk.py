@@ -502,7 +502,7 @@ class ParamHeaders:
         return {**page, "tools": [tool for tool in tools if self._accepts(tool)]}
 
     def of_call(self, params: dict[str, Any]) -> dict[str, str]:
-        """Return the headers of a `tools/call`."""
+        """Return the headers for the marked arguments of a `tools/call`."""
         marked = self._marked.get(params.get("name", ""))
         return inbound.mcp_param_headers(marked, params.get("arguments") or {}) if marked else {}
 

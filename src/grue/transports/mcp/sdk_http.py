@@ -265,7 +265,7 @@ class HttpStream(MessageStream):
         notify: Notify,
         authorization: Authorization | None = None,
     ) -> None:
-        self.large: dict[int | str, Answer] = {}  # taken out by `FilteredEvents`; by the small event's id
+        self.large: dict[int | str, Answer] = {}  # what `FilteredEvents` took out, by the small event's id
         self.notify = notify
         self.authorization = authorization
         self.broken: str | None = None
@@ -346,7 +346,7 @@ class HttpStream(MessageStream):
     def logged(self, record: logging.LogRecord) -> None:
         """Report a library's log record by a notice, unless it has a traceback. May break the stream."""
         if record.exc_info:
-            return  # most of these exceptions also come to `_receive_all`, which reports them
+            return  # most exceptions that are logged also come to `_receive_all`, which reports them
         text = record.getMessage()
         self.notify("noise", text)
         if text.startswith(_OTHER_ORIGIN_LOGGED):
