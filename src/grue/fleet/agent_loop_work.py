@@ -32,7 +32,7 @@ class TalkCase(ProjectCase, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Check a case, and add what `with_endpoint` adds; raises `FleetError`."""
+    """Return a case's settings, completed by `with_endpoint`; raises `FleetError` if they cannot be used."""
     with usable_case("played"):
         case = msgspec.convert(settings, TalkCase)
         _servers(case)

@@ -50,7 +50,7 @@ class Task(Struct, frozen=True, kw_only=True):
         raise NotImplementedError
 
     def make(self) -> AttemptEnd:
-        """Do the task, in the worker process, and return how that ended."""
+        """Do the task, in the worker process, and return how the task ended."""
         raise NotImplementedError
 
 
@@ -77,7 +77,7 @@ def run_attempt(job: Job) -> AttemptEnd:
     known = find_work(job.case.work)
     _require_same_files(job, known)
     folder = EpisodeFolder(job.folder)
-    # With `batch`, do not resume: the work would not repeat the requests that the stored replies answer.
+    # With `batch`, do not resume: a resumed work would not repeat the requests that have stored replies.
     attempts = () if job.batch else reversed(folder.attempts())
     ends = ((path, folder.end_of(path)) for _, path in attempts if (path / TRACE).is_file())
     # The last attempt that has a trace and was cut off by a cancellation or the end of its process.

@@ -6,7 +6,7 @@ The broker is a pure state machine: it gets the time as an argument, and never w
   of every limit. If it may fit once the real cost of the requests under way is known, the request waits;
   otherwise it is refused. If a worker is lost, its reservations count as spent.
 - In a second at most about a sixtieth of `requests_per_minute` starts, as some endpoints count by the second.
-  At high rates, two requests may follow each other up to four times as fast, so that late ones catch up.
+  At high rates, the pause between two requests may shrink to a quarter of its average, to catch up.
 - The tokens of a request are taken from an allowance, which refills at the rate `tokens_per_minute`.
 - The window is the number of requests that may be under way. As in TCP, it starts at two and doubles whenever
   a full window has succeeded (slow start). A status 429, 503 or 529 halves it, at most once a second; from

@@ -46,7 +46,7 @@ _SELECTED = re.compile(r"(.*?)(?::([^\W\d][\w.-]*=.*))?", re.DOTALL)
 _NEXT_SETTING = re.compile(r",(?=[^\W\d][\w.-]*=)")
 _MOST_NAMED = 8
 _MOST_CASES = 5
-# Settings that do not make cells: episodes with different seeds are repetitions in one cell.
+# Settings that do not make cells: episodes that differ only in the seed are in one cell.
 _NO_CELL = frozenset({"seed"})
 
 # Settings that are not part of the case: a model's server that is started again may have another port.
@@ -205,10 +205,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, commands: bool | str = False, everything: bool = False) -> str:
-        """Return the findings. If any case differs, add the most different cases; of fewer than 15, all.
+        """Return the findings and, if any case differs, the most different cases; with fewer than 15, all.
 
-        `everything`: add all cases that differ. `commands`: add, for each case, the commands that show its
-        episodes; a text, such as `.venv/bin/grue`, says how the commands call grue.
+        `everything`: add all cases that differ. `commands`: add, for each case that differs, the commands
+        that show its episodes; a text, such as `.venv/bin/grue`, says how the commands call grue.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]

@@ -67,8 +67,8 @@ class Tally(Struct):
         unpaid: Number of episodes that ended early because the budget refused a request.
         running: Number of episodes that a worker plays now.
         waiting: Number of episodes that wait for the replies of a batch.
-        others: Number of episodes in the folder that do not belong to the sweep. Counted only at the end of a
-            run with the reason `finished`; otherwise 0.
+        others: Number of episodes in the folder that do not belong to this run's cases. Counted only when a
+            run ends with the reason `finished`; otherwise 0.
         scores: By the score's name: the number of episodes that have this score, and the sum of its values.
         spent: The cost of the requests of the committed attempts; other attempts are not counted.
         kinds: Number of attempts of this run that failed or were not paid for, by `AttemptEnd.kind`.
@@ -172,8 +172,8 @@ class Driver:
 
     def run(self) -> Finished:
         """Play the episodes that have no result and were not given up; return how the run ended."""
-        # A first Ctrl-C or `grue fleet stop` lets the running episodes end; a second one cancels them.
-        # A third Ctrl-C ends the run at once.
+        # A first Ctrl-C or `grue fleet stop` lets the running episodes end. A second Ctrl-C, or a second
+        # `grue fleet stop`, cancels them. A third Ctrl-C ends the run at once.
         self.tally.total = sum(1 for _ in self._plan.cases())
         # A Ctrl-C between recording a job as running and submitting it would leave a job that counts as
         # running for ever. So the first two presses are deferred until `raise_deferred` is called.
@@ -318,7 +318,7 @@ class Driver:
         self._tell()
 
     def _tell(self) -> None:
-        """Call `watch`. Only as many jobs are running as the engine has slots; the others are queued."""
+        """Call `watch`. Jobs beyond the engine's number of slots are queued, and do not count as running."""
         playing = dict(itertools.islice(self._running.items(), self._engine.slots))
         self.tally.running, self.tally.waiting = len(playing), len(self._waiting)
         self._watch(self.tally, playing)

@@ -5,8 +5,8 @@
                         └─▶ samples.jsonl, or one ATIF file per episode
 
 Of a damaged trace, the rows and samples before the damage are exported, but no trajectory. A sample is the
-training data of one request; there is none if the trace does not hold exactly what was sent and answered, for
-example because a secret in it was redacted. ATIF is the interchange format of Harbor, version 1.4.
+training data of one request. A request gives no sample if the trace does not hold exactly what was sent and
+answered, for example because a secret was redacted. ATIF is the interchange format of Harbor, version 1.4.
 """
 
 import contextlib
@@ -576,7 +576,7 @@ def export_samples(episodes: Iterable[EpisodeRow], target: Path, *, score: str =
 
 
 def export_trajectories(episodes: Iterable[EpisodeRow], target: Path, *, score: str = "score") -> Exported:
-    """Write each episode with a readable trace as `ID.json` in ATIF; arguments as for `export_samples`."""
+    """Write each episode with a readable trace into `target` as `ID.json` in ATIF, with `score` as reward."""
     done = Exported(rows={"trajectories": 0})
     _folder(target)
     for trace, row in _with_traces(episodes, done):

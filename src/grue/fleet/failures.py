@@ -1,7 +1,7 @@
 """Group the episodes of a fleet by what went wrong, most frequent first.
 
-`failure_of` returns the first kind that fits. Episodes of a kind are in one group if their texts are the same
-apart from numbers, ids and quoted parts. The group's text shows the commonest of these parts (`'a'|'b'|…`).
+`failure_of` returns the first kind in `WORDS` that fits. Episodes of a kind are in one group if their texts
+differ only in numbers, ids and quoted parts. The group's text shows the commonest of these (`'a'|'b'|…`).
 """
 
 import re

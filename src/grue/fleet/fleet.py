@@ -152,7 +152,7 @@ class Fleet:
         watch: Watch | None = None,
         progress: bool = False,
     ) -> Finished:
-        """Play the episodes of all cases that have no result yet and were not given up. Blocks.
+        """Play the episodes of all cases, except those that have a result or were given up. Blocks.
 
         Args:
             work: The function that plays an episode, or its name as `module:name`.

@@ -135,7 +135,7 @@ class EpisodeFolder:
 
     @property
     def usable_commit(self) -> Commit | None:
-        """The result; `None` also if it cannot be read: `grue fleet retry` plays the episode again."""
+        """The result; `None` if the episode is not done, or the result cannot be read."""
         try:
             return self.commit
         except FleetError:

@@ -61,8 +61,8 @@ def usable_case(done: str) -> Iterator[None]:
 
 
 def with_endpoint(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add model, base URL (unless `offline`), `project` and `tool_lock`; may raise `MCPConfigError`."""
-    # The hashes `project` and `tool_lock` turn a case into a new episode if grue's tables or the lock change.
+    """Return `settings` with model, base URL (unless `offline`) and hashes; may raise `MCPConfigError`."""
+    # If grue's tables or the tool lock change, the hashes `project` and `tool_lock` make a new episode.
     completed = dict(settings)
     config, digest = _project(Path.cwd(), _PROJECT.stat().st_mtime_ns if _PROJECT.is_file() else 0)
     if settings.get("offline"):

@@ -44,8 +44,8 @@ _PRELOADED = (
 # Preloaded too if server processes are capped: importing the MCP SDK takes each worker most of a second.
 _PRELOADED_FOR_SERVERS = ("grue.transports.mcp.client", "grue.transports.mcp.sdk")
 
-# How long a worker may take to import the program and to connect; and how long all starts may fail, while no
-# worker runs, before the engine fails.
+# How long a worker may take to import the program and to connect. If no worker runs, and all starts have
+# failed for this long, the engine fails.
 _START_S = 120.0
 _START_AGAIN_S = 0.2
 

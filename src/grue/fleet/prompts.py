@@ -131,8 +131,8 @@ def compare_prompts(
         runner: The runner that runs the turns. If it writes a trace, each call numbers its turns from 1.
         prompts: Two or more system texts by name.
         cases: Pairs of the user's text and the expected answer.
-        score: Gets the answer and the expected answer, and returns a number; larger is better. `None`: 1 if a
-            text contains the expected text or number, or another answer equals the expected one; else 0.
+        score: Gets the answer and the expected answer, and returns a number; larger is better. `None`: 1 if
+            both are equal, or if the answer is a text that contains the expected text or number; else 0.
         answer: As in a `TurnRequest`; `None`: `bool` if all expected answers are of this type, else text.
         concurrency: Turns that run in parallel.
         progress: Show a progress bar on standard error, at a terminal or in a notebook.

@@ -202,7 +202,7 @@ class RayEngine:
             self._end(reference, Lost("timed_out", why, self._timeout_s or 0.0))
 
     def _set_limits(self, running: set[str]) -> None:
-        """Start the time limits of the attempts in `running`. The others still wait for a free core."""
+        """Start the time limits of the attempts in `running`, which no longer wait for a free core."""
         if self._timeout_s is None:
             return
         now = time.monotonic()

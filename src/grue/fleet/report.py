@@ -174,7 +174,7 @@ def _cell(name: str, found: list[Result], scale: _Scale) -> dict[str, Any]:
         "missing": sum(not each.played for each in found),
         "cases": len(means),
         "mean": mean_of(means) if means else None,
-        "low": None,  # of the 95 % interval; `None` also without numpy and scipy
+        "low": None,  # of the 95 % interval; `None`: too few cases, or numpy or scipy is missing
         "high": None,
     }
     if len(means) < LEAST_CASES:

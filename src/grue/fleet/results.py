@@ -125,7 +125,7 @@ def results(fleet: Path) -> Iterator[Result]:
 
 
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
-    """Return those of `found` in the latest sweep (if none, all), and how many others were left out.
+    """Return those of `found` that are in the latest sweep, or all if none is; and how many are left out.
 
     After `Fleet.map`, there is no sweep: then leave out episodes of other versions of the work. If episodes
     differ only in the content of the case's files, take the one that is last in `named.txt`.
@@ -135,7 +135,7 @@ def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int
 
 
 def latest_results(fleet: Path) -> tuple[list[Result], int]:
-    """Do the same as `of_latest_sweep` for all episodes. If none is in the latest sweep, return none."""
+    """Do the same as `of_latest_sweep` for all episodes, but leave out all if none is in the latest sweep."""
     found = list(results(fleet))
     ours = _latest_of(fleet, found)
     return ours, len(found) - len(ours)
@@ -296,7 +296,7 @@ class Passing(Struct, frozen=True):
 
     @classmethod
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
-        """Without `worst`, if all `scores` are from 0 to 1, only 1 (or 0 if lower is better) passes."""
+        """Without `worst`, only 1 (0 if lower is better) passes if all scores are in 0..1; else all pass."""
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):
             worst = 0.0 if lower_is_better else 1.0
@@ -310,7 +310,7 @@ class Passing(Struct, frozen=True):
 
 
 def failed_score(found: Iterable[Result], failed_as: float | None, *, lower_is_better: bool) -> float:
-    """Return `failed_as`; without it, return 0, or raise `FleetError` if lower is better and any failed."""
+    """Return `failed_as`, or 0 if it is `None`. Raise `FleetError` if that 0 would favour failed episodes."""
     if failed_as is not None:
         return failed_as
     failed = sum(each.outcome == "failed" for each in found) if lower_is_better else 0

@@ -164,7 +164,7 @@ class _Verdict(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _judged(name: str, scorer: Scorer, finished: FinishedEpisode, cache: Path) -> tuple[float, str]:
-    """Return the judge's verdict, from the cache if the judge was asked the same before."""
+    """Return the judge's verdict. Ask the judge only if the cache does not have the verdict."""
     settings = chosen_endpoint(llm_settings(GameConfiguration.of_project()), scorer.base_url, scorer.model)
     judged = (finished.question, finished.answer)
     asked = [name, scorer.version, scorer.judge, settings.base_url, settings.model, *judged]

@@ -41,7 +41,7 @@ _LARGEST = sys.float_info.max
 
 
 class Interval(Struct, frozen=True):
-    """A mean with its 95 % confidence interval; `low`, `high` and `error` are NaN if there is none."""
+    """A mean with its 95 % confidence interval. If only the mean is known, the other floats are NaN."""
 
     mean: float
     low: float
@@ -83,7 +83,7 @@ def mean_of(values: Sequence[float]) -> float:
 
 
 def difference_of(a: float, b: float) -> float:
-    """Return B minus A; 0 if the difference is within the rounding errors of floats."""
+    """Return `b` minus `a`; 0 if the difference is within the rounding errors of floats."""
     if abs(b - a) <= _TINY * max(1.0, abs(a), abs(b)):
         return 0.0
     return max(-_LARGEST, min(_LARGEST, b - a))

@@ -41,7 +41,7 @@ class WorkerSaid(Struct, frozen=True, omit_defaults=True):
 
 
 class Place(Struct, frozen=True):
-    """What every worker gets from the driver. `path` is `sys.path`, and `folder` the working directory."""
+    """The broker's `address`, the limits, and the driver's `sys.path`, working directory and environment."""
 
     address: str
     limits: Limits

@@ -30,7 +30,7 @@ class PlayCase(host_settings.ProjectCase, frozen=True, kw_only=True, forbid_unkn
 
 
 def completed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Add to a case what `with_endpoint` adds; raises `FleetError`."""
+    """Return a case's settings, completed by `with_endpoint`; raises `FleetError` if they cannot be used."""
     with host_settings.usable_case("played"):
         return host_settings.with_endpoint(settings)
 

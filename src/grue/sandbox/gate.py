@@ -504,7 +504,7 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes]:
 
 
 def _read_request(head: bytes, rest: bytes) -> tuple[bool, str, int, bytes]:
-    """Return whether it is a `CONNECT`, its host and port, and what to send there; may raise `ValueError`."""
+    """Return whether a request is `CONNECT`, its host, its port, and what to send; may raise `ValueError`."""
     line, _, headers = head.partition(b"\r\n")
     method, _, target = line.decode("latin-1").partition(" ")
     target, _, version = target.rpartition(" ")

@@ -127,7 +127,7 @@ class Boxed:
         return self.scratch[-15:] if reads_audit() else ""
 
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
-        """Return up to 5 sentences on what the box refused. `text`: the output; `died`: a failed program."""
+        """Say in up to 5 sentences what the box refused. `text`: the output; `died`: the program failed."""
         network = "any" if self._any_network else "hosts" if self.gate is not None else "none"
         refused = () if self.gate is None else tuple(self.gate.refused)
         places = self._places

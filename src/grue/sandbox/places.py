@@ -211,7 +211,7 @@ def _installation(path: str, changeable: Sequence[str]) -> list[str]:
 
 
 def _libraries(path: str) -> list[str]:
-    """Return an interpreter's installation folders; none if every box opens them, or for other programs."""
+    """Return an interpreter's installation folders; `[]` if every box opens them, or for other programs."""
     prefix, name = os.path.split(os.path.dirname(path))  # noqa: PTH120
     if path.startswith(_opened_trees()) or name != "bin" or not _is_interpreter(path):
         return []

@@ -126,8 +126,8 @@ REFUSED = {
     # These calls administer the machine. This matters if grue runs as root.
     "init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff acct quotactl"
     " quotactl_fd settimeofday clock_settime sethostname setdomainname iopl ioperm syslog": EPERM,
-    # These calls use memory and queues that programs of this user share, and that are not files. The id of a
-    # shared memory segment (`shmat`) is a small number, which a program could guess.
+    # These calls use memory, semaphores and queues that programs of this user share, and that are not files.
+    # The id of a shared memory segment (`shmat`) is a small number, which a program could guess.
     "shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink": EPERM,
     # Access lists of files are attributes, and Landlock has no rule for attributes. The errno is that of a
     # file system without attributes; programs that copy files ignore it.
@@ -215,8 +215,8 @@ def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
         ("setpriority", _only(_PRIO_PROCESS, 0)),
         ("ioprio_set", _only(_IOPRIO_WHO_PROCESS, 0)),
         *((f"sched_{name}", _only(0)) for name in ("setparam", "setscheduler", "setaffinity", "setattr")),
-        # `_TIOC...` put input into the terminal, which the user's shell would run outside the box. The others
-        # change flags of a file (`chattr`), also of one that the program may only read.
+        # `_TIOC...` put input into the terminal, which the user's shell would run outside the box. Those of
+        # `_FS_FLAGS` change flags of a file (`chattr`), also of one that the program may only read.
         ("ioctl", _if_equal(1, _TIOCSTI, _TIOCLINUX, *_FS_FLAGS)),
     ]
     if wanted.network != "any":
