@@ -52,8 +52,9 @@ class Changes(Struct, frozen=True, kw_only=True):
         )
 
     def carried(self, command: Any, recorded: Any) -> Any:
-        """Return the replayed `command`. With changed settings, it gets the recorded limits and policy."""
-        # Otherwise each message that repeats a changed limit or policy would be reported as a difference.
+        """Return the replayed `command` in the form in which it is compared with the message `recorded`."""
+        # If settings are changed, use limits and policy of a recorded message of the same class. Otherwise
+        # each message that repeats a changed limit or policy would be reported as a difference.
         if not self or type(command) is not type(recorded):
             return command
         match command:

@@ -56,7 +56,7 @@ class _TurnCounts:
             self._ended(envelope.body, round(envelope.t - ended.step.start_s, 6), clock.phases)
 
     def _begin_and_end(self, turn: int, changes: Sequence[StepChange]) -> StepEnded | None:
-        """Start a new turn's clock, and drop the clocks of turns cut off. Return a recorded end, if any."""
+        """Start a new turn's clock, drop those of turns cut off. Return the turn's recorded end, if any."""
         ended = None
         for change in changes:
             if change.step.kind != "turn":

@@ -73,7 +73,7 @@ def _only(forked: set[int], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
 
 
 def _noting(lengths: set[int], limits: list[float], turns: Iterator[TurnSlice]) -> Iterator[TurnSlice]:
-    """Yield the turns. Add the lengths of their histories to `lengths`, hosts' time limits to `limits`."""
+    """Yield the turns; note their histories' lengths in `lengths`, and hosts' time limits in `limits`."""
     # Turns that are not compared count too, such as those before a fork.
     for each in turns:
         for body in (envelope.body for envelope in each.envelopes):

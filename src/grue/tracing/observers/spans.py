@@ -250,7 +250,7 @@ class SpanClosed(Struct, frozen=True):
     span: SpanId
     at: float
     subject: Subject  # as in `SpanOpened`, with what later messages have added
-    outcome: Outcome | None  # `None`: cut off, crashed, parked, dropped, or a session outside turns
+    outcome: Outcome | None  # `None`: cut off, crashed, parked or dropped
     verdict: Verdict
     finish_reason: str | None = None  # for a turn: why its last reply ended
 
