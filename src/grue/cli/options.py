@@ -55,7 +55,7 @@ def run_folder(written: str) -> Any:
 
 
 def resume(what: str, also: str, but: str = "") -> Any:
-    """Return the option `--resume`. `also`: which options may be given too. `but`: what is not as before."""
+    """Return the option `--resume`. `also`: which options may be given too; `but`: which have other values."""
     return typer.Option(
         None,
         metavar="RUN",

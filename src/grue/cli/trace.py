@@ -62,7 +62,7 @@ def show(
 
 
 def _say_if_repeated(episode: EpisodeReader, turns: range) -> None:
-    # A turn that was resumed has several `RunTurn`, and two calls of `Runner.map` use the same numbers.
+    # A turn that was resumed has several `RunTurn`, and each call of `Runner.map` counts its turns from 1.
     begun, last = [], 0
     for line in episode.lines() if len(turns) == 1 and turns.start else ():
         last = line.line.seq

@@ -87,7 +87,7 @@ def _fault(path: Path, turn: int) -> str:
         def scripted_llm(script: Any) -> Any:
             return running.enter_context(llm_server.ScriptedLlmServer(script, retry_after="0"))
 
-        # The stand-ins are only the tools that were called. Do not say that the policy matches no tool.
+        # The test has only the tools that were called, so do not log which patterns of the policy match none.
         logging.disable(logging.WARNING)
         running.callback(logging.disable, logging.NOTSET)
         sys.path.insert(0, "")

@@ -172,7 +172,7 @@ _ANSWER_CHARS = 1000
 
 
 class Person:
-    """Asks the person at the terminal. `reader()` returns what reads the answers."""
+    """Asks the person at the terminal. `reader` returns the `Reader` for the answers."""
 
     def __init__(self, reader: Callable[[], Reader], screen: Screen, redaction: Redaction) -> None:
         self._reader = reader

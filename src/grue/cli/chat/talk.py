@@ -80,7 +80,7 @@ class ChatWiring(Struct, frozen=True, kw_only=True):
     endpoint: LlmEndpoint
     servers: dict[str, McpServer]
     runner: RunnerOptions
-    notes: tuple[str, ...] = ()  # notices about settings without effect and unusable servers
+    notes: tuple[str, ...] = ()  # notices about unusable servers, and about settings without effect
     learned: Callable[[], tuple[str, str]] | None = None  # made by `watched_server`; `None` without `--learn`
 
 

@@ -139,7 +139,7 @@ class ActionTypes:
         description: str = "",
         annotations: ToolAnnotations | None = None,
     ) -> None:
-        """Add a type of action. The model writes `name` as its `type`, and `params` is a msgspec Struct.
+        """Add a type of action. The model writes `name` as an action's `type`. `params` is a msgspec Struct.
 
         `run` is called with an instance of `params` and the host's context, in a thread of its own. It
         returns the result for the model, or raises `ValueError` or `OSError` with the reason for the failure.

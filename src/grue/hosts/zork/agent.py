@@ -147,7 +147,7 @@ def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer
 _RAW_SHOWN = 100
 _UNKNOWN = "unknown"
 _TOLD_S = 2.0
-"""How many seconds a turn's end may wait for the Langfuse client. The first turn may import Langfuse."""
+"""How many seconds a turn's end may wait for Langfuse, which may have to be imported in the first turn."""
 
 
 class ZorkAgent:
