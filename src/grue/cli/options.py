@@ -55,7 +55,7 @@ def run_folder(written: str) -> Any:
 
 
 def resume(what: str, also: str, but: str = "") -> Any:
-    """Return the option `--resume`. `also`: which options may be given too; `but`: which have other values."""
+    """Return the option `--resume`. `also`: the options that may be given. `but`: those with new values."""
     return typer.Option(
         None,
         metavar="RUN",

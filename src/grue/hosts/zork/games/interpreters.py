@@ -258,7 +258,7 @@ _LOST: Final = (
 
 
 class Choice(Struct, frozen=True):
-    """The interpreter for a story. `reason`, for people, is set if the first choice loses styled words."""
+    """The interpreter for a story. `reason`, for people: set if dfrotz was found and loses styled words."""
 
     interpreter: Interpreter
     reason: str = ""
