@@ -183,7 +183,7 @@ class ServerCall(Struct, frozen=True, kw_only=True, omit_defaults=True):
     call_id: CallId
     tool: str
     arguments: JsonObject
-    task: ToolTask | None = None  # if an earlier process has sent this call; only its result is asked for
+    task: ToolTask | None = None  # set if an earlier process has sent this call: only ask for the result
     # Digest of the tool's definition when the call was allowed. If the tool has changed since, the session
     # does not send the call. Empty (old traces, or `task` is set): no check.
     definition: str = ""
@@ -353,7 +353,7 @@ class Cleared(Struct, frozen=True, kw_only=True, tag="cleared", omit_defaults=Tr
     """A change of a conversation's history: shorter texts take the place of tool results and user texts."""
 
     results: tuple[ToolMessage, ...] = ()  # replace earlier ones with the same call ids
-    texts: int = 0  # how many user texts, the oldest first, are replaced by their `UserText.stub`
+    texts: int = 0  # how many further user texts are replaced by their `UserText.stub`, oldest first
 
 
 class Summarised(Struct, frozen=True, tag="summarised"):
@@ -1549,7 +1549,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
 
 
 class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call that its server still runs as an MCP task, although the process that sent it was killed."""
+    """A call that had become an MCP task of its server when the process that sent it was killed."""
 
     server: ServerName
     call: ServerCall

@@ -420,7 +420,7 @@ class Batching(Struct, metaclass=ByName, frozen=True, kw_only=True):
             further wait is 1.5 times as long, up to `look_every_s`.
         look_every_s: The longest wait between two polls, in seconds.
         patience_s: Give up when the provider has failed to answer for this many seconds. A later run with
-            the same `folder` goes on from there.
+            the same `folder` goes on with the batches.
         batch_timeout_s: Give up when a batch has not ended after this many seconds. Providers promise a day.
         retry_failed: Whether turns that failed in an earlier run are run again, from their beginning.
     """
@@ -582,4 +582,4 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
 
 
 SupportCheck = Literal["skip", "beside", "before"]
-"""When to check whether the model supports tools: never, while sessions open, or before any is opened."""
+"""When to check whether the model supports tools: never, while the sessions are being opened, or before."""

@@ -74,7 +74,7 @@ class Past(Struct, Generic[_Started], kw_only=True):
         max_turns: The last turn limit that was given at a resumption; 0: the limit given at the start holds.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
-        parked: The turn that waits for approvals, with which only `Runner.resume` goes on. `None`: no turn.
+        parked: The turn that is parked, which only `Runner.resume` can continue. `None`: no turn is parked.
     """
 
     started: _Started

@@ -69,7 +69,7 @@ class Runner(AsyncToolAccess, Closing):
         process_limits: How server processes are ended, and how large their messages may be.
         elicit: A coroutine function that asks the user a server's question; `None`: questions are declined.
         tool_lock: The tool definitions that the user has approved. `policy.on_tool_drift` says how to treat
-            any others. `None`: all tools that the servers list are accepted.
+            other definitions. `None`: all tools that the servers list are accepted.
         tool_policy: Which tool calls are made, asked about or denied; `None`: all are made.
         approve: A function, which runs in a thread, or a coroutine function. It gets all of the policy's
             questions about the calls of one reply. The wait counts against the turn's time limit. `None`:

@@ -256,7 +256,7 @@ class _Turns(Generic[T]):
 def run_waiting(
     requests: Iterable[TurnRequest[T] | str], batch: Batch, batching: Batching
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
-    """Return an iterator of the results, in order. Closing the iterator stops the work of this process."""
+    """Return an iterator of the results, in order. Closing the iterator cancels the turns that run."""
     endpoint = batch.settings.wiring.endpoint
     if endpoint is None or len(endpoint.chain) > 1:
         what = "a factory of the host's" if endpoint is None else "a chain of models"

@@ -37,7 +37,7 @@ class Talk(Struct):
     history: History
     tools: tuple[m.ToolDefinition, ...] = ()  # those that were offered last
     flaw: str = ""  # why the conversation cannot be resumed; empty: it can be
-    turns: tuple[tuple[int, m.ConversationId], ...] = ()  # with the id that the conversation had in the turn
+    turns: tuple[tuple[int, m.ConversationId], ...] = ()  # each with the conversation's id at the time
     turn: m.RunTurn | None = None  # the turn that is running or parked; `None`: the last turn has ended
     parked: m.TurnParked | None = None
 

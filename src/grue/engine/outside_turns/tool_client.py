@@ -44,8 +44,8 @@ class ToolClient(ToolAccess):
         print(client.call("files.read", {"path": "notes.txt"}).content)
     ```
 
-    Thread-safe: threads share one session per server. Ctrl-C cancels the current call; when the block is then
-    left, each server has only `process_limits.cancelled_grace_s` to exit before it is terminated. If the
+    Thread-safe: threads share one session per server. Ctrl-C cancels the current call; if it also ends the
+    block, each server has only `process_limits.cancelled_grace_s` to exit before it is terminated. If the
     block is never left, the client is closed at the interpreter's exit or when it is garbage collected.
 
     Args:
