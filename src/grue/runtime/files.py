@@ -51,7 +51,7 @@ def as_path(given: object, what: str) -> Path:
 
 
 def expanded(path: str) -> Path:
-    """Return a path with `~` or `~USER` expanded. If no home folder is known, `~` is `/nonexistent`."""
+    """Return a path with `~` or `~USER` expanded. If no home folder is known, `~` becomes `/nonexistent`."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

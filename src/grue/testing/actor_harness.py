@@ -528,8 +528,8 @@ class TraceWatch:
     def happened(self, kind: type, *, times: int | None = None, **fields: Any) -> Any:
         """Assert that a message of this kind was recorded, and return the first one.
 
-        `kind` is a class of `grue.messages` or a fact. `times` is how many such messages there must be;
-        `None`: at least one. `fields` are values that the message's fields must have. With `times=0`, the
+        `kind` is a class of `grue.messages`, or that of a fact. `times` is how many such messages there must
+        be; `None`: at least one. `fields` are values that the message's fields must have. With `times=0`, the
         result is `None`.
 
         Raises:

@@ -85,7 +85,7 @@ class ContextWindow(Struct, frozen=True):
         return sum(_FRAME_TOKENS + int(len(json.dumps(part)) / self.bytes_per_token) for part in parts)
 
     def refusal(self, prompt: int, chat: dict[str, Any]) -> LlmReply | None:
-        """Return the refusal of a request that is too long, in OpenAI's words; `None`: the request fits."""
+        """Return the refusal of a request of `prompt` tokens, in OpenAI's words; `None`: the request fits."""
         reply = chat.get("max_completion_tokens") or chat.get("max_tokens") or 0
         if prompt + reply <= self.tokens:
             return None

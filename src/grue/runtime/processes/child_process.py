@@ -1,7 +1,8 @@
 """A child process: start it, write to it, and end it in every case, whatever the process does.
 
 - Sending never blocks, even if the process has stopped reading.
-- An exit is noticed at once, or by a poll every 10 ms, even if a grandchild still holds the pipes open.
+- An exit is noticed at once, or within 10 ms if the kernel cannot report it, even if a grandchild still
+  holds the pipes open.
 - Leaving the block takes bounded time. Then no process of the group is alive, unless stuck in the kernel.
 - Output is read in linear time and bounded memory, and other tasks run meanwhile.
 

@@ -77,7 +77,7 @@ class PayloadReference(Struct, frozen=True, kw_only=True, rename={"sha256": "$pa
 class Extract(Struct, frozen=True, kw_only=True, rename={"sha256": "$payload"}):
     """A long string in a payload file."""
 
-    at: int  # the place, in the body's JSON, of the `""` that replaces it
+    at: int  # byte offset, in the body's JSON as it is written, of the `""` that replaces the string
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]+$", min_length=64, max_length=64)]
     bytes: int  # its size with the quotes
 
