@@ -108,7 +108,7 @@ class ToolConnection(Protocol):
         """Call a tool; raises `ToolTimedOutError`, `ToolRefusedError`, `ServerFailed`."""
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return all tools if they have changed; `None`: no change is known, or the listing failed."""
+        """Return all tools if they changed; `None`: no change is known, or listing failed. Raises nothing."""
 
     @property
     def status(self) -> ConnectionStatus:

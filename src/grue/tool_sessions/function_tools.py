@@ -660,7 +660,7 @@ class FunctionConnection:
             await self._before_calls()
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the function `tool` does not accept the arguments; `None`: it does, or is not known."""
+        """Return why the function `tool` refuses the arguments; `None`: it accepts them, or is unknown."""
         if tool not in self._functions:
             return None
         try:

@@ -39,7 +39,7 @@ from grue.transports.llm.exchange import Answered, Upload
 T = TypeVar("T")
 
 _MOST_LINE = 64 * 2**20
-_READS = 3  # how often to fetch results if some are damaged, or missing although the batch ran to its end
+_READS = 3  # times to fetch results at most if some are damaged, or missing although the batch ran to its end
 _MOST_PAGES = 1000
 
 _SKEW_S = 600.0  # how much the provider's clock may differ from this machine's clock
@@ -136,7 +136,7 @@ class BatchDesk:
         return await self._endpoint.call("POST", self._form.path, upload=upload)
 
     async def _found(self, record: Submission) -> batch_forms.BatchState | Literal["running"] | None:
-        """Return the file's batch, or `running` if a batch that still runs may be it, or `None`."""
+        """Return the batch of `record`'s file, `running` if a batch that still runs may be it, or `None`."""
         known = {each.batch_id for each in self._folder.submissions.values()}
         running: Literal["running"] | None = None
         async for batch in self._batches(record.begun_at - _SKEW_S):
@@ -237,7 +237,7 @@ class BatchDesk:
         return settled
 
     async def _read_into(self, draft: Path, state: batch_forms.BatchState, missing: set[str]) -> bool:
-        """Write results to `draft`, remove their ids from `missing`; return whether each line is readable."""
+        """Write results to `draft`, and remove their ids from `missing`; return whether all were readable."""
         sound, items = True, len(missing)
         with self._folder.using(), draft.open("wb") as file:
             async for line in self._lines_of(state, items):

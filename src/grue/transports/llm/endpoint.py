@@ -1,4 +1,4 @@
-"""`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint during an episode."""
+"""`LlmEndpoint`: the settings, the connections and the profile of one LLM endpoint."""
 
 from __future__ import annotations
 

@@ -220,8 +220,8 @@ class Connection:
     async def send(self, request: httpx.Request, on_sent: Callable[[], None] | None = None) -> HttpReply:
         """Send a request, its headers unchanged, and return its reply, whose body is still to be read.
 
-        A cancellation closes the connection. `on_sent` is called when the request has been written; with the
-        user's transport, before. Raises `ExchangeError`.
+        A cancellation closes the connection. `on_sent` is called when the request has been written, or with
+        the user's transport, before it is sent. Raises `ExchangeError`.
         """
         limit_s = math.inf
         if self._connects:
@@ -411,8 +411,8 @@ _COST_HEADER = "x-litellm-response-cost"
 class Answered(Struct, frozen=True):
     """A reply of the endpoint, whatever its status.
 
-    `body` is decompressed. If the reply was streamed, `body` is what an unstreamed reply would have been. If
-    the reply is an error, `body` may be only its beginning.
+    `body` is decompressed. Of a streamed reply, it is the body that the unstreamed reply would have. Of an
+    error, it may be only the beginning.
     """
 
     status: int
