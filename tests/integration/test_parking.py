@@ -52,7 +52,7 @@ from grue.messages import (
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
 from grue.tracing.reading import read_episode
-from grue.tracing.replay import replay
+from grue.tracing.replay import Changes, render, replay
 
 KEPT = "Error: Tool call denied: keep it"
 MESSAGES = 17  # what is recorded of a turn from its resume on
@@ -367,6 +367,13 @@ def test_a_turn_of_this_process_is_resumed_and_counted_once(job: Job) -> None:
     assert len(called) == len(outcome.tool_calls) == 3
     first, second = bodies(job, RunTurn)
     assert 0 < second.limits.turn_timeout_s < first.limits.turn_timeout_s
+    recorded = read_episode(job.folder).envelopes
+    for changes, says in (
+        (Changes(), "identical: 1 turn, "),
+        (Changes(system="t"), "different in 1 of 1 turn, "),
+    ):
+        *_, counts = render(replay(recorded, changes), changes)
+        assert counts.startswith(says)
 
 
 def test_the_runner_that_parked_a_turn_keeps_it_parked_while_its_server_is_down(tmp_path: Path) -> None:

@@ -535,11 +535,12 @@ _UNCHANGED = Changes()
 
 
 class TurnReplay(Struct, frozen=True, kw_only=True):
-    """How the replay of one turn ended, how many messages agreed, and the first that did not."""
+    """How the replay of a turn ended, how many messages agreed, and the first that did not."""
 
     turn: int
     compared: int
     end: ReplayEnd
+    resumed: bool = False  # `True`: only of the turn's part after it was parked or its process killed
     divergence: Divergence | None = None
 
 
@@ -562,15 +563,18 @@ def replay(
 
 def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterator[str]:
     """Yield the report: the first difference in full, a line for each later turn that differs, the counts."""
-    compared = total = unfinished = diverged = 0
+    compared = total = unfinished = diverged = again = 0
+    different: set[int] = set()  # numbers of turns
     names = ("recorded", "changed" if changes else "replayed")
     for turn in turns:
-        total += 1
+        total += not turn.resumed
         compared += turn.compared
         unfinished += turn.end != "finished" and turn.divergence is None
         if turn.divergence is None:
             continue
         diverged += 1
+        again += turn.resumed and turn.turn in different
+        different.add(turn.turn)
         if diverged == 1:
             yield f"Turn {turn.turn} differs after {counted(turn.compared, 'message')}."
             yield from turn.divergence.lines(*names)
@@ -580,7 +584,7 @@ def render(turns: Iterable[TurnReplay], changes: Changes = _UNCHANGED) -> Iterat
             yield f"  {turn.divergence.line(*names)}"
     counts = f"{counted(total, 'turn')}, {counted(compared, 'message')} compared"
     cut = f"; {counted(unfinished, 'turn')} did not finish, replayed as far as recorded" if unfinished else ""
-    yield f"different in {diverged} of {counts}{cut}" if diverged else f"identical: {counts}{cut}"
+    yield f"different in {diverged - again} of {counts}{cut}" if diverged else f"identical: {counts}{cut}"
 
 
 def _replay_turn(turn: _AgentTurn, connections: Connections, changes: Changes) -> TurnReplay:
@@ -596,7 +600,13 @@ def _replay_turn(turn: _AgentTurn, connections: Connections, changes: Changes) -
     if agent.divergence is not None:
         found.append(agent.divergence)
     first = min(found, key=_place, default=None)
-    return TurnReplay(turn=turn.run.turn, compared=agent.compared + compared, end=agent.end, divergence=first)
+    return TurnReplay(
+        turn=turn.run.turn,
+        compared=agent.compared + compared,
+        end=agent.end,
+        resumed=turn.run.resumed is not None and not turn.is_fork,
+        divergence=first,
+    )
 
 
 def _place(divergence: Divergence) -> float:
