@@ -291,7 +291,8 @@ class GameConfiguration(_Table):
     def from_toml(cls, config_path: str | os.PathLike[str] = "pyproject.toml") -> Self:
         """Load the settings of a TOML file, from `[tool.grue.*]` or `[tool.zorkgpt.*]`.
 
-        A missing key keeps its default.
+        A missing key keeps its default. In `llm`, `agent_sampling`, `retry` and `budget` below
+        `[tool.zorkgpt]`, an unknown key is ignored.
 
         Args:
             config_path: The file, relative to the working directory; its folder becomes `project_dir`.

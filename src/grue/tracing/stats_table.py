@@ -68,9 +68,8 @@ def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
         "lost with the server": sum(tool.lost for tool in stats.tools),
     }
     calls = sum(tool.calls for tool in stats.tools)
-    settled["without a result"] = max(
-        0, calls - sum(settled.values())
-    )  # the turn ended before, or still runs
+    # The turn of a call without a result ended before the call, or still runs.
+    settled["without a result"] = max(0, calls - sum(settled.values()))
     unsent = {
         "skipped": sum(tool.skipped for tool in stats.tools),
         "rejected": sum(tool.rejected for tool in stats.tools),
