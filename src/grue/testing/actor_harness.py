@@ -239,7 +239,7 @@ class ActorHarness:
         self._tasks.start_soon(self._run, actor, name="the harness of " + actor.name)
 
     async def tell(self, body: object, *, sender: str = SENDER, cause: int | None = None) -> list[Any]:
-        """Send a message to the actor, and let the actor run, as `idle` does.
+        """Send a message to the actor, and let the actor run. Returns what `idle` returns.
 
         Raises:
             MailboxClosed: The actor has ended.

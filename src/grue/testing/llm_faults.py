@@ -26,7 +26,7 @@ def stalled(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:
 
 
 def dripping(reply: LlmReply = _GOOD_REPLY, *, size: int = 1, every_s: float = 0.05) -> LlmReply:
-    """Return a reply whose body is sent `size` bytes at a time, each followed by a pause of `every_s`."""
+    """Return a reply whose body is sent in pieces of `size` bytes, with a pause of `every_s` after each."""
     return replace(reply, pace=Pace(size=size, every_s=every_s))
 
 
@@ -62,7 +62,7 @@ def rate_limited(
 
 
 def web_page(status: int = 200, title: str = "Bad gateway") -> LlmReply:
-    """Return an HTML page, as a proxy or a wrong base URL does."""
+    """Return an HTML page, as a proxy or the server at a wrong base URL does."""
     page = (
         f"<!doctype html><html><head><title>{escape(title)}</title></head><body><h1>Oops</h1></body></html>"
     )

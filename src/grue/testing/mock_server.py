@@ -97,7 +97,7 @@ class MemoryEventStore(EventStore):
         return str(self._last)
 
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
-        """Send the later events of the same stream, and return the stream's id; `None`: no such event."""
+        """Send the events after this one in its stream, and return the stream's id; `None`: no such event."""
         if not _NUMBER.fullmatch(last_event_id) or int(last_event_id) not in self._events:
             return None
         stream, _ = self._events[int(last_event_id)]

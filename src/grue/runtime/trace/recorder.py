@@ -239,7 +239,7 @@ class Recorder:
                     self._texts.pop((sender, turn), None)
 
     def settle(self) -> None:
-        """Wait, blocking, until the observers have seen everything recorded so far.
+        """Wait, blocking, until the observers have seen all that was recorded so far, except held-back text.
 
         Raises:
             TraceError: An observer could not write. Any other exception of an observer is raised, too.

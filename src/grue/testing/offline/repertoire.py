@@ -42,7 +42,7 @@ class Situation(Struct, frozen=True, kw_only=True):
     inventory: str | None = None
     recent: tuple[Played, ...] = ()  # the last commands played, oldest first
     known: frozenset[str] = frozenset()  # commands that, in the host's notes, lead elsewhere
-    deadly: frozenset[str] = frozenset()  # commands that have killed the player here
+    deadly: frozenset[str] = frozenset()  # commands that have killed the player at this place
     text: str = ""
 
 
