@@ -32,7 +32,7 @@ _OWNERS: dict[str, Collection[str]] = {}  # the keywords that classes accept, by
 
 
 class ByName(StructMeta):
-    """Metaclass of Structs whose error about an unknown keyword names a similar one, if it finds any."""
+    """Metaclass of Structs. The error about an unknown keyword suggests what may be meant, where it can."""
 
     if not TYPE_CHECKING:  # type checkers must take a Struct's keywords from its fields, not from `__call__`
 

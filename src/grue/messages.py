@@ -1508,7 +1508,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
         settled: Calls of this reply that an earlier process has settled, with their results.
         expires_at: As in `ApprovalPostponed`.
         iterations: As in `TurnCompleted`; so are `requests`, `tool_calls` and `usage`.
-        batches: The number of the last batch of tool calls.
+        batches: The last number given to a batch of tool calls, or to notes about calls not made.
         media_bytes: Decoded size of the attachments so far.
         forced: Why the final answer was forced; empty if it was not.
         degraded: Why configured tools are missing; empty if no tool is missing.
