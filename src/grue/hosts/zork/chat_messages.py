@@ -52,7 +52,7 @@ ChatMessage: TypeAlias = Mapping[str, Any]
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling settings; the endpoint chooses those that are `None` or left out."""
+    """Sampling settings; to leave one out is the same as `None`."""
 
     temperature: float | None
     top_p: float | None

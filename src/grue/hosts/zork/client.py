@@ -91,8 +91,7 @@ class LLMClient:
     def llm_settings(self, model: str | None = None, **sampling: Unpack[Sampling]) -> LlmSettings:
         """Return the configured settings for a model; `None`: for the configured model.
 
-        The sampling settings are those in `sampling`. Any that `sampling` lacks have their defaults, even if
-        they are configured.
+        Only the sampling settings in `sampling` are set. Others are not, even if they are configured.
         """
         settings = model_settings(model or self.config.agent_model, sampling)
         # The fallback models belong to the configured model, so another model gets none.
@@ -143,10 +142,11 @@ class LLMClient:
         """Ask for a completion, with retries.
 
         `messages` and `tools` are dicts in OpenAI's format. Up to four `cache_control` markers are sent
-        unchanged if the endpoint takes markers. The endpoint chooses sampling settings that are `None`.
-        `response_format` is a `json_schema` object with the schema of the answer; any other object is sent as
-        it is. No `response_format` is sent if the model may call tools. `tool_choice` is `auto` (default),
-        `none`, `required`, or the function to call. `name` is ignored; `kwargs` are further request fields.
+        unchanged if the endpoint takes markers. Sampling settings that are `None` are not sent, except a
+        `max_tokens` that the format requires. `response_format` is a `json_schema` object with the schema of
+        the answer; any other object is sent as it is. No `response_format` is sent if the model may call
+        tools. `tool_choice` is `auto` (default), `none`, `required`, or the function to call. `name` is
+        ignored; `kwargs` are further request fields.
 
         Raises:
             MCPError: There are tools, but the model cannot call any; or a message is malformed or not text.
