@@ -76,7 +76,8 @@ class WireProfile(Struct, frozen=True, kw_only=True):
             request with such a history always lists tools, if need be with `tool_choice: "none"`.
         assistant_after_results: An assistant's message must stand between tool results and a user message.
         max_description_chars: Longest description of a tool; `None` for no limit.
-        call_ids: A pattern that the ids of tool calls must match; others are replaced. Empty: any id will do.
+        call_ids: A pattern that the ids of tool calls must match; others are replaced, except in replies with
+            an `echo` of this model. Empty: any id will do.
         signs_calls: The endpoint refuses a tool call without its signature. If a reply has no `echo` of this
             model, its first call gets a text that Google accepts instead. Only in chat completions.
         streams: Whether the endpoint can stream a reply. With `must_stream`, it cannot reply otherwise.

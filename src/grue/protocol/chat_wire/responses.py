@@ -102,7 +102,7 @@ class ResponsesAssembler:
 
     @property
     def begun(self) -> bool:
-        """`True` once a piece of text, a piece of a call, or a whole item has arrived."""
+        """`True` once a piece of text, a part of a call, or a whole item has arrived."""
         return bool(self._held["pieces"] or self._held["items"])
 
     @property

@@ -319,8 +319,6 @@ def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, sh
 
 def user_text(message: m.UserText, profile: WireProfile) -> m.UserText:
     """Return a user's message, with a line of text about each attachment that the endpoint cannot take."""
-    if len(sent(message, profile)) == len(message.attachments):
-        return message
     return replace(message, text=result_text(message, profile))
 
 

@@ -36,7 +36,7 @@ _REGEX_BYTES = 100_000  # the most memory of a compiled regular expression, with
 _TOO_MUCH = "it is nested too deeply, or too many of its parts apply to one value"
 _FAULT_CHARS = 300
 _QUOTED_CHARS = 100
-_VALUE = "\0"  # stands for the value in the validator's messages, which escape other control characters
+_VALUE = "\0"  # stands for the value in the validator's messages, and cannot occur there otherwise
 Check: TypeAlias = Callable[[object], str | None]
 """Returns why a schema refuses a value; `None`: it fits. Raises `NotCheckedError` for a too large value."""
 
