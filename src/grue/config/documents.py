@@ -171,7 +171,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a space and a question with the known word that is similar to `word`; empty: none is."""
+    """Return a space and a question with a known word that is similar to `word`, or an empty text."""
     near = nearest(word, known)
     return f" Did you mean {near!r}?" if near is not None else ""
 

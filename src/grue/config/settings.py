@@ -363,7 +363,7 @@ def _chosen(table: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
 def _unknown_keys(
     project: project_tables.ProjectTables, known: Mapping[str, Sequence[str]]
 ) -> Iterator[MCPConfigError.Problem]:
-    # Below `[tool.zorkgpt]`, report unknown keys only in `mcp`: a larger project may use others elsewhere.
+    # Below `[tool.zorkgpt]`, report unknown keys only in `mcp`: a larger project may use its own elsewhere.
     for (table, key), root in project.roots.items():
         names = known.get(table)
         if names is None or key in names or (root == project_tables.ZORKGPT and table != "mcp"):

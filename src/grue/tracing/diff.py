@@ -175,7 +175,7 @@ class _Tree:
             self._origin[envelope.seq] = (first, depth + 1)
 
     def causes(self, envelope: EpisodeEnvelope) -> tuple[tuple[EpisodeEnvelope, ...], int]:
-        """Return the first and the `LAST_CAUSES` last causes of a message, and how many others there are."""
+        """Return the first and the last `LAST_CAUSES` causes of a message, and how many it leaves out."""
         parents: list[int] = []
         parent = self._parent.get(envelope.seq, _ROOT)
         while parent != _ROOT and len(parents) < LAST_CAUSES:
@@ -374,7 +374,7 @@ def kind_in(envelope: EpisodeEnvelope) -> str:
 def _with_stubs(
     envelopes: Iterable[EpisodeEnvelope],
 ) -> Iterator[tuple[EpisodeEnvelope, EpisodeEnvelope, int]]:
-    """Yield each envelope, its stub, and the bytes that the stub saves. Without a file, both are the same."""
+    """Yield each envelope, its stub (without a file, itself), and the bytes that the stub saves."""
     if not isinstance(envelopes, EpisodeReader):
         yield from ((envelope, envelope, 0) for envelope in envelopes)
         return

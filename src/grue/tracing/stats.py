@@ -202,7 +202,7 @@ class EpisodeStats(Struct, frozen=True, kw_only=True):
     trace_bytes: int
     payload_bytes: int
     cut_short: bool  # whether the last line is incomplete
-    missing: int  # messages that the file lacks between others, by their numbers
+    missing: int  # how many message numbers the file skips
     wall_s: float  # the time while a host ran: the sum of `phases`
     phases: Phases
     resumptions: int
