@@ -134,7 +134,7 @@ class McpClient:
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list the tools; raises `ServerFailed`.
 
-        `timeout_s`, less the time that entering the client took, limits the handshake and the listing.
+        `timeout_s`, less the time that spawning the process took, limits the handshake and the listing.
 
         Source: R3.3, R13.3, P8, P37
         """
