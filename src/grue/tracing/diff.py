@@ -175,7 +175,7 @@ class _Tree:
             self._origin[envelope.seq] = (first, depth + 1)
 
     def causes(self, envelope: EpisodeEnvelope) -> tuple[tuple[EpisodeEnvelope, ...], int]:
-        """Return the first and the last `LAST_CAUSES` causes of a message, and how many it leaves out."""
+        """Return a message's first cause and its `LAST_CAUSES` last ones, and how many causes are between."""
         parents: list[int] = []
         parent = self._parent.get(envelope.seq, _ROOT)
         while parent != _ROOT and len(parents) < LAST_CAUSES:
