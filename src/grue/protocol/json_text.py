@@ -221,7 +221,7 @@ def _parts(value: Any) -> Collection[Any]:
 
 @lru_cache
 def _fields(kind: type) -> Collection[str]:
-    """Return the fields of a type whose values msgspec or pydantic encodes as objects; else nothing."""
+    """Return the fields of a type whose values msgspec or pydantic encodes as objects; else `()`."""
     of_kinds = ("__struct_fields__", "__dataclass_fields__", "__pydantic_fields__")
     return next(filter(None, (getattr(kind, name, ()) for name in of_kinds)), ())
 

@@ -246,7 +246,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     kind: FailureKind
     message: str  # the endpoint's text, not redacted yet, or grue's own text about what happened
     status: int | None = None  # HTTP status of the reply, or of the error object inside it
-    reason: FailureReason | None = None  # the user's error will have it; `None`: `reason_of_fault` finds it
+    reason: FailureReason | None = None  # that the user's error names; `None`: `reason_of_fault` finds one
     retry_after_s: float | None = None
     received: int = 0  # rough size, in characters, of what had arrived of a stream, which may be billed
     usage: m.Usage = m.Usage()
@@ -572,7 +572,7 @@ _TOO_LONG = (
     r"|max_(?:completion_)?tokens must be at least 1, got -"  # vLLM: window minus prompt is negative
     r"|request too large for [^\n]{0,200}requested"  # OpenAI, Groq: over the limit per minute
 )
-_MORE_THAN_A_MINUTE = r"request too large for"  # exceeds the tokens of a minute alone: waiting does not help
+_MORE_THAN_A_MINUTE = r"request too large for"  # alone over the limit of a minute: waiting does not help
 _RATE = r"per (?:minute|hour|day)|\bTPM\b|\bTPD\b|rate.?limit|please wait"
 """Signs of a limit of tokens per time, after which waiting helps. `_TOO_LONG` may match these texts too."""
 

@@ -285,7 +285,7 @@ _TEXT_ONLY = (
     r"not a multi-?modal model|not support multi-?modal|text[ -]only"
     r"|content\b[^\n]{0,40}(?:must be a string|expected a string)(?! that| with)"
 )
-_STREAM_ONLY = (  # of endpoints that can only stream. Other refusals about streams: they cannot stream
+_STREAM_ONLY = (  # from endpoints that can only stream; any other refusal about streams: it cannot stream
     r"only supports? (?:the )?stream|stream(?:ing)?(?: mode)? (?:only|is (?:required|mandatory)|required)"
     r"|stream\W{1,3}(?:must|has to|should) be (?:set to )?(?:true|enabled)|requires? (?:\S+ )?stream"
     r"|(?:enable|set|use) (?:the )?`?stream(?:ing)?\b|non-stream\w*[^\n]{0,30}not support"

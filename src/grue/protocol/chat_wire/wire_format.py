@@ -445,7 +445,7 @@ class WireFormat(Protocol):
     path: str
     stream_path: str = ""  # of a request for a stream; empty: the same as `path`. Both may have a query
     profile: WireProfile  # the profile of an unknown endpoint of this format
-    provider: str  # OpenTelemetry's name for the format's maker; also the name for an unknown endpoint
+    provider: str  # OpenTelemetry's name for the format's maker; used for an unknown endpoint, too
     inputs: frozenset[MediaKind]  # besides text, as far as the format can express them
     own_fields: frozenset[str]  # of a request, set by the turn; `extra_body` may not replace them
     limit_fields: frozenset[str]  # the fields of a request that can limit the tokens of the reply
