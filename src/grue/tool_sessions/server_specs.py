@@ -3,13 +3,14 @@
 No text that this module makes, such as a `repr` or an error, may show a secret.
 """
 
+import contextlib
 import os
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from os import PathLike
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -213,7 +214,8 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
         inherit_env: Which part of the host's environment is inherited. `all`: everything. `no_keys`:
             everything except the keys that grue uses for models and observers. `safe`: what programs
             commonly need. `none`: nothing. Without a PATH, the command is looked up on the host's.
-        cwd: Working directory; `None`: the host's working directory.
+        cwd: Working directory; `None`: the host's working directory when the server starts. A relative path
+            becomes absolute.
         sandbox: What the program may read, write, start and connect to: a `Sandbox`, or a preset's name
             (`pure`, `files`, `web`). `None`: no sandbox; the program may do whatever the host may do.
 
@@ -258,6 +260,9 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
         else:
             for name in ("command", "args", "env", "cwd"):
                 msgspec.structs.force_setattr(self, name, given[name])
+            if self.cwd:
+                with contextlib.suppress(OSError):  # the host's working directory was deleted
+                    msgspec.structs.force_setattr(self, "cwd", str(Path(self.cwd).absolute()))
             check_settings(self, only=("name", "env", "inherit_env"))
             msgspec.structs.force_setattr(self, "name", self.name or PurePath(self.command).name)
             try:

@@ -5,11 +5,13 @@ When a command has ended, or the host has died, the command's processes are kill
 process group are found only on Linux, and not always (`descendants.py`).
 """
 
+import contextlib
 import os
 import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -46,7 +48,7 @@ AllowedCommands: TypeAlias = Sequence[str | Sequence[str]] | Literal["any"]
 """The programs that may be run, each alone or with its first arguments; or `any`."""
 
 
-class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True):
+class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True, dict=True):
     """A tool server with the tool `run`, which runs a command and returns the output and exit status.
 
     ```python
@@ -111,7 +113,7 @@ class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "sandbox", sandbox_of(self.sandbox))
         except ValueError as error:
             raise MCPConfigError(f"ShellTool: sandbox {error}.") from None
-        if not os.path.isdir(self.folder):  # noqa: PTH112 - never raises
+        if not os.path.isdir(self.place):  # noqa: PTH112 - never raises
             named = os.fspath(self.folder)
             raise MCPConfigError(
                 f"ShellTool: the folder {named!r} does not exist, or this user may not enter it."
@@ -122,6 +124,13 @@ class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True):
                 ' shell=False, or allow everything with commands="any".'
             )
         self.allowed()
+
+    @cached_property
+    def place(self) -> str:
+        """The absolute path of `folder`, as it was when the object was made."""
+        with contextlib.suppress(OSError):  # the working directory was deleted
+            return str(Path(self.folder).absolute())
+        return os.fspath(self.folder)
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
         hidden = dict.fromkeys(self.env, "[redacted]")
@@ -168,9 +177,7 @@ class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True):
         if not entry:
             raise MCPConfigError("ShellTool: an entry of commands is empty.")
         path = self.environment().get("PATH", os.defpath)
-        found = shutil.which(
-            entry[0] if "/" not in entry[0] else str(Path(self.folder) / entry[0]), path=path
-        )
+        found = shutil.which(entry[0] if "/" not in entry[0] else str(Path(self.place) / entry[0]), path=path)
         if found is None:
             raise MCPConfigError(
                 f"ShellTool: the program {entry[0]!r} was not found. Install it, or leave it out."
@@ -256,7 +263,7 @@ class _Commands:
         left_s -= min(_SHARE_TO_END * left_s, spec.limits.term_grace_s + _TO_READ_S)
         limit_s = min(spec.timeout_s, round(left_s, 2))
         command = Command(
-            _Program(program, args, os.fspath(spec.folder), spec.environment(), spec.sandbox),
+            _Program(program, args, spec.place, spec.environment(), spec.sandbox),
             self._registry,
             spec.limits,
             own_words=own_words,

@@ -55,6 +55,19 @@ async def test_a_command_line_runs_in_the_folder_and_returns_what_it_wrote(tmp_p
     assert not result.is_error, "an exit status is for the model to judge"
 
 
+async def test_commands_run_in_its_folder_although_the_program_changes_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    spec = ShellTool(folder="here", commands=["pwd"])
+    monkeypatch.chdir("/")
+    assert content(await run(spec, argv=["pwd"]))["stdout"] == f"{tmp_path / 'here'}\n"
+    async with spec.connect(SH, ProcessRegistry()) as connection:
+        told = connection.listing.tools[0].description
+    assert "Run a program without a shell, in here, for" in told, "a text of earlier traces stays as it was"
+
+
 async def test_a_list_of_arguments_is_read_by_no_shell(tmp_path: Path) -> None:
     spec = ShellTool(folder=tmp_path, commands=["echo"])
     result = await run(spec, argv=["echo", "$HOME; touch here", "*"])

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 
 from grue.errors import MCPConfigError
@@ -79,6 +80,17 @@ def test_space_around_the_value_of_a_header_is_not_kept_because_it_cannot_be_sen
     assert server.headers == {"Authorization": "Bearer k", "X": "a b"}
 
 
+def test_a_relative_working_directory_begins_where_the_server_was_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program may change its own working directory before the server starts."""
+    monkeypatch.chdir(tmp_path)
+    server = StdioServer("a", cwd="here")
+    monkeypatch.chdir("/")
+    assert msgspec.structs.replace(server, name="b").cwd == str(tmp_path / "here")
+    assert (StdioServer("a").cwd, StdioServer("a", cwd="").cwd) == (None, "")
+
+
 def test_the_declared_arguments_of_a_local_server_are_its_fields() -> None:
     """Type checkers read the `__init__` that is declared for them. It takes paths, which become texts."""
     tree = ast.parse(inspect.getsource(StdioServer))
@@ -92,4 +104,4 @@ def test_the_declared_arguments_of_a_local_server_are_its_fields() -> None:
     server = StdioServer(
         Path("bin/it"), [Path("a")], env={"HOME": Path("/h")}, cwd=Path("b"), sandbox="files"
     )
-    assert (server.command, server.args, server.cwd) == ("bin/it", ("a",), "b")
+    assert (server.command, server.args, server.cwd) == ("bin/it", ("a",), str(Path("b").absolute()))
