@@ -481,7 +481,7 @@ class _Session:
                     self._expect(settlement, cause)
 
     def _refused(self, called: m.ToolCalled) -> m.ToolSkipped | None:
-        """Return the recorded `ToolSkipped` if the session refused to send this call."""
+        """Return the recorded `ToolSkipped` if the session refused to send this call; otherwise `None`."""
         body = self._sent[0].body if self._sent else None
         if isinstance(body, m.ToolSkipped) and body.refused and body.call_id == called.call_id:
             return replace(body, batch=called.batch)
