@@ -107,7 +107,7 @@ def _take(course: Course, envelope: Any, unfinished: set[int]) -> None:
 
 
 def last_failure(trace: Path) -> m.TurnFailed | None:
-    """Return the failure of the last turn that ended or was parked, or `None`."""
+    """Return the failure of the last turn that ended or was parked; `None` if that turn has not failed."""
     end: object = None
     with contextlib.suppress(TraceError, OSError):  # use what was read before the damage
         for line in open_episode(trace).lines():

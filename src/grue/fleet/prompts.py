@@ -134,7 +134,7 @@ def compare_prompts(
         score: Gets the answer and the expected answer, and returns a number; larger is better. `None`: 1 if
             both are equal, or if the answer is a text that contains the expected text or number; else 0.
         answer: As in a `TurnRequest`; `None`: `bool` if all expected answers are of this type, else text.
-        concurrency: Turns that run in parallel.
+        concurrency: How many turns run at the same time.
         progress: Show a progress bar on standard error, at a terminal or in a notebook.
 
     Raises:

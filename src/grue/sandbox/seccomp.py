@@ -63,7 +63,7 @@ add_key=248 request_key=249 keyctl=250 unshare=272 open_by_handle_at=304 setns=3
 process_vm_writev=311 kcmp=312 finit_module=313 bpf=321 kexec_file_load=320 userfaultfd=323
 perf_event_open=298 fanotify_init=300 prlimit64=302 sendmmsg=307 execveat=322 open=2 openat=257 openat2=437
 execve=59 creat=85 mkdir=83 mkdirat=258 unlink=87 unlinkat=263 rmdir=84 rename=82 renameat=264 renameat2=316
-link=86 linkat=265 symlink=88 symlinkat=266 truncate=76 bind=49 listen=50 setsockopt=54 shmctl=31 semop=65
+link=86 linkat=265 symlink=88 symlinkat=266 truncate=76 listen=50 setsockopt=54 shmctl=31 semop=65
 semctl=66 semtimedop=220 msgsnd=69 msgrcv=70 msgctl=71 setxattr=188 lsetxattr=189 fsetxattr=190
 removexattr=197 lremovexattr=198 fremovexattr=199 setpriority=141 ioprio_set=251 sched_setparam=142
 sched_setscheduler=144 sched_setaffinity=203 sched_setattr=314 inotify_add_watch=254 mq_unlink=241
@@ -76,7 +76,7 @@ quotactl=60 pivot_root=41 ioctl=29 clock_settime=112 mq_open=180 kexec_load=104 
 keyctl=219 unshare=97 open_by_handle_at=265 setns=268 process_vm_readv=270 process_vm_writev=271 kcmp=272
 finit_module=273 bpf=280 kexec_file_load=294 userfaultfd=282 perf_event_open=241 fanotify_init=262
 prlimit64=261 sendmmsg=269 execveat=281 openat=56 openat2=437 execve=221 mkdirat=34 unlinkat=35
-renameat2=276 renameat=38 linkat=37 symlinkat=36 truncate=45 bind=200 listen=201 setsockopt=208 shmctl=195
+renameat2=276 renameat=38 linkat=37 symlinkat=36 truncate=45 listen=201 setsockopt=208 shmctl=195
 semop=193 semctl=191 semtimedop=192 msgsnd=189 msgrcv=188 msgctl=187 setxattr=5 lsetxattr=6 fsetxattr=7
 removexattr=14 lremovexattr=15 fremovexattr=16 setpriority=140 ioprio_set=30 sched_setparam=118
 sched_setscheduler=119 sched_setaffinity=122 sched_setattr=274 inotify_add_watch=27 mq_unlink=181
@@ -84,7 +84,7 @@ sched_setscheduler=119 sched_setaffinity=122 sched_setattr=274 inotify_add_watch
 _EVERYWHERE = """
 open_tree=428 move_mount=429 fsopen=430 fsconfig=431 fsmount=432 fspick=433 mount_setattr=442
 io_uring_setup=425 io_uring_enter=426 io_uring_register=427 pidfd_getfd=438 process_madvise=440 clone3=435
-quotactl_fd=443 pidfd_send_signal=424 open_tree_attr=467 setxattrat=463 removexattrat=466 file_setattr=469
+quotactl_fd=443 open_tree_attr=467 setxattrat=463 removexattrat=466 file_setattr=469
 """
 
 
