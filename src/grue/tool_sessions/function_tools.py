@@ -339,9 +339,9 @@ class ToolContext:
         if self._over:
             return  # The call has ended, although its thread may still run.
         self._notices += 1
-        if self._notices < _MAX_NOTICES:
+        if self._notices <= _MAX_NOTICES:
             self._notify(kind, text)
-        elif self._notices == _MAX_NOTICES:
+        elif self._notices == _MAX_NOTICES + 1:
             self._notify(
                 "too_large", f"{self.tool}: more than {_MAX_NOTICES} notices; further ones are left out"
             )

@@ -64,7 +64,8 @@ async def test_notices_are_short_and_few() -> None:
 
     notes = Notes()
     await connection(notes, talk=chatter).call("talk", {}, 60)
-    assert len(notes.bodies) == 500
+    assert len(notes.bodies) == 501
+    assert [kind for kind, _ in notes.texts[498:500]] == ["log", "log"]
     assert notes.texts[-1] == ("too_large", "talk: more than 500 notices; further ones are left out")
     assert all(len(body.text) <= 500 for body in notes.bodies)
 

@@ -318,7 +318,7 @@ async def node_too_old(
 def oldest_allowed(wanted: str) -> Version | None:
     """Return the oldest version that a range like `>=18.17 <21 || ^22` allows; `None`: it sets no minimum."""
     lowest = []
-    for alternative in wanted.split("||"):
+    for alternative in wanted.replace(" - ", " <=").split("||"):
         found = [match for match in _COMPARATOR.finditer(alternative) if "<" not in match["sign"]]
         if not found:
             return None
