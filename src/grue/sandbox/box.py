@@ -58,7 +58,8 @@ class HostPort(Struct, frozen=True):
             port = port[1:] if port.startswith(":") else port and f"]{port}"
         elif text.count(":") == 1:
             host, _, port = text.partition(":")
-        if (":" in text and text[-1] == ":") or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
+        no_port = text.endswith(":") and _address(text) is None
+        if no_port or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
             raise ValueError(f"{text!r} has no valid port: write host:443")
         if not is_host or (_address(host) is None and (len(host) > 253 or not _HOST.fullmatch(host))):
             raise ValueError(f"{text!r} is not a host: write example.com, *.example.com, or 10.0.0.5:5432")

@@ -513,7 +513,7 @@ def _read_request(head: bytes, rest: bytes) -> tuple[bool, str, int, bytes]:
         host, port, first = host.strip("[]"), int(number), rest
     else:
         url = urlsplit(target)
-        host, port = url.hostname or "", url.port or 80
+        host, port = url.hostname or "", 80 if url.port is None else url.port
         path = target.partition("://")[2][len(url.netloc) :]
         path = path if path.startswith("/") else f"/{path}"
         # Replace the client's `Host` header, so that it names the host that is checked.

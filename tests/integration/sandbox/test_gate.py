@@ -474,6 +474,7 @@ def client_of(gate: Gate) -> socket.socket:
     [
         (b"GET /x HTTP/1.1\r\n\r\n", b"400"),
         (b"GET ftp://api.example/ HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET http://api.example:0/ HTTP/1.1\r\n\r\n", b"400"),
         (b"CONNECT api.example HTTP/1.1\r\n\r\n", b"400"),
         (b"CONNECT api.example:x HTTP/1.1\r\n\r\n", b"400"),
         (b"CONNECT api.example:99999999999999999999 HTTP/1.1\r\n\r\n", b"400"),

@@ -148,6 +148,7 @@ def test_a_presets_name_makes_a_box_in_code(tmp_path) -> None:
         ("api.example", "api.example.evil.test", 443, False),
         ("[::1]:80", "0:0:0:0:0:0:0:1", 80, True),
         ("::1", "::1", 443, True),
+        ("2001:db8::", "2001:db8:0::", 443, True),
         ("10.0.0.5:5432", "10.0.0.5", 5432, True),
         ("10.0.0.5:5432", "10.0.0.50", 5432, False),
     ],

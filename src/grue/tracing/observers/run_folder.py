@@ -139,8 +139,10 @@ class RunFolder(Closing):
             content: JSON if `name` ends in `.json`, text in UTF-8 otherwise.
 
         Raises:
-            TraceError: The file cannot be written.
+            TraceError: The file cannot be written, or `name` is not below the folder.
         """
+        if name.startswith("/") or ".." in name.split("/"):
+            raise TraceError(f"{name!r} is not below the run folder: write a path like artifacts/page.json.")
         above, _, last = name.rpartition("/")
         last = re.sub(r"[^A-Za-z0-9._-]+", "_", last)
         target = self._place.parent / above / last

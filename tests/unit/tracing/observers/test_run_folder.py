@@ -308,6 +308,10 @@ def test_a_file_of_the_hosts_own_is_kept_without_secrets_and_under_a_plain_name(
         text = folder.keep("notes.txt", b"the key is sk-very-secret \xff")
         with pytest.raises(TraceError, match="Cannot write"):
             folder.keep("notes.txt/x.txt", b"")
+        for outside in ("../notes.txt", "pages/../../notes.txt", str(tmp_path / "notes.txt"), ".."):
+            with pytest.raises(TraceError, match="not below the run folder"):
+                folder.keep(outside, b"")
+    assert not (tmp_path / "notes.txt").exists()
     assert (kept, text) == ("pages/a_b_.json", "notes.txt")
     for name in (kept, text):
         file = tmp_path / "run" / name
