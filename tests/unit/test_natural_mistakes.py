@@ -505,7 +505,8 @@ def test_a_path_may_be_given_where_a_server_wants_its_text() -> None:
     server = stdio(
         command=Path("bin/serve"), args=[Path("notes"), "-v"], cwd=Path("a"), env={"HOME": Path("b")}
     )
-    assert (server.command, server.args, server.cwd) == ("bin/serve", ("notes", "-v"), "a")
+    folder = str(Path("a").absolute())
+    assert (server.command, server.args, server.cwd) == ("bin/serve", ("notes", "-v"), folder)
     assert server.environment()["HOME"] == "b"
     assert server == stdio(command="bin/serve", args=("notes", "-v"), cwd="a", env={"HOME": "b"})
 
