@@ -40,6 +40,7 @@ from grue.errors import (
     ToolServerDied,
 )
 from grue.messages import (
+    CallTools,
     ServerNoted,
     ServerRequested,
     SessionOpened,
@@ -82,6 +83,19 @@ def runner(model: WordedModel, mode: Mode, *flags: str, **more: Any) -> Runner:
 
 
 # --- Calls of tools ---
+
+
+def test_the_trace_of_a_call_without_a_time_limit_can_be_read(tmp_path: Path) -> None:
+    recorder, path = Recorder(), tmp_path / "trace.jsonl"
+    with (
+        TraceWriter(path, episode="e") as writer,
+        ToolClient({"hall": FunctionTools({"look": lambda: "dark"})}, recorder=recorder) as client,
+    ):
+        recorder.add(writer)
+        for limit_s in (float("inf"), True):
+            assert client.call("hall.look", timeout_s=limit_s).content == "dark"
+    calls = [each.body for each in open_episode(path) if isinstance(each.body, CallTools)]
+    assert [each.timeout_s for each in calls] == [2.0**63, 1.0]
 
 
 @pytest.mark.parametrize("mode", modes(*PLAIN_MODES))

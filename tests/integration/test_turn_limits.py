@@ -14,9 +14,10 @@ from transport_servers import STUBBORN, faulty
 
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.errors import TurnTimedOut
-from grue.messages import RunTurn
-from grue.runtime.actor import Actor
+from grue.messages import CompletionReceived, RunTurn, Usage
+from grue.runtime.actor import Actor, Mailbox
 from grue.runtime.trace.recorder import Envelope
+from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, tool_calls_reply
 
@@ -117,6 +118,38 @@ async def test_a_model_that_says_nothing_holds_a_turn_for_half_an_hour_at_most()
     assert missed.value.limit_s == 1800
     assert "did not end within 1800 s: it was waiting for the model" in str(missed.value)
     assert "of the TurnRequest, or of the runner's TurnLimits" in str(missed.value)
+
+
+class Answering(Actor[Any]):
+    """A model that answers at once."""
+
+    def __init__(self, mailbox: Mailbox[Any], agent: Mailbox[Any]) -> None:
+        super().__init__(mailbox)
+        self._agent = agent
+
+    async def receive(self, envelope: Envelope[Any]) -> None:
+        usage = Usage(input_tokens=10, output_tokens=5)
+        reply = CompletionReceived(request=envelope.body.request, content="done", model="m", usage=usage)
+        await self._agent.send(reply, sender=self.name, cause=envelope.seq)
+
+
+class SlowToClose(FakeToolServer):
+    """A server of the host's, whose close is not ended by a cancellation."""
+
+    async def __aexit__(self, *_: object) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(60)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.anyio
+async def test_a_turn_that_cannot_close_its_session_in_time_is_paid_for() -> None:
+    slow = SlowToClose("slow")
+    slow.answers("look", "dark")
+    runner = Runner(llm=lambda mailbox, agent, _note: Answering(mailbox, agent), servers={"slow": slow})
+    with pytest.raises(TurnTimedOut, match="closing its sessions"):
+        await runner.run_turn_async(TurnRequest(user="u", turn_timeout_s=10))
+    assert (runner.spent.requests, runner.spent.usage.output_tokens) == (1, 5)
 
 
 def test_the_limit_of_a_turn_is_a_setting(tmp_path: Path) -> None:

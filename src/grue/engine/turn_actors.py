@@ -240,7 +240,10 @@ class TurnActors:
             return self._agent.end
         assert limit_s is not None, "only a limit ends the scope"
         failure = m.DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
-        return m.TurnFailed(turn=self._command.turn, failure=failure)
+        spent = self.progress
+        return m.TurnFailed(
+            turn=self._command.turn, failure=failure, requests=spent.requests, usage=spent.usage
+        )
 
     async def _supervised(self) -> m.TurnEnd | m.TurnWaits:
         self._command = command = self._when_called()

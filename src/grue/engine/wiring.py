@@ -318,8 +318,10 @@ class OwnTrace:
     def close(self) -> None:
         """Write what is queued, and close the files. Raises `TraceError` if the trace is incomplete."""
         _CLOSED[self._recorder] = (*_CLOSED.get(self._recorder, ()), *self._observers)
-        self._recorder.settle()
-        self._close()
+        try:
+            self._recorder.settle()
+        finally:
+            self._close()
 
 
 def _write_file(path: Path, recorder: Recorder) -> Callable[[], None]:

@@ -202,7 +202,13 @@ class ReplyChannel:
     def give(self, body: object, *, cause: int | None = None) -> None:
         """Record the reply and wake the asker; raises `RuntimeError` after an earlier reply or `abandon`."""
         if self._given.is_set():
-            raise RuntimeError(f"{self._answerer} replied twice to {self._asker}")
+            asker = self._asker
+            how = (
+                f"to {asker} after {asker} was told that it had ended"
+                if self._abandoned
+                else f"twice to {asker}"
+            )
+            raise RuntimeError(f"{self._answerer} replied {how}")
         self._tap(body, sender=self._answerer, receiver=self._asker, cause=cause)
         self._body = body
         self._given.set()

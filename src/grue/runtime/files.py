@@ -51,11 +51,11 @@ def as_path(given: object, what: str) -> Path:
 
 
 def expanded(path: str) -> Path:
-    """Return a path with `~` or `~USER` expanded. If no home folder is known, `~` becomes `/nonexistent`."""
+    """Return a path with `~` or `~USER` expanded: to `/nonexistent` if the home folder is not known."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        return Path(path.replace("~", "/nonexistent", 1))
+        return Path("/nonexistent", *Path(path).parts[1:])
 
 
 def open_regular(path: Path) -> BinaryIO:

@@ -269,12 +269,18 @@ class ActorHarness:
         return await self.idle()
 
     async def stop(self) -> list[Any]:
-        """End the actor as at the end of the `async with` block. Returns what `idle` returns."""
+        """End the actor as at the end of the `async with` block. Returns what `idle` returns.
+
+        Raises:
+            RuntimeError: No actor was started.
+        """
+        self._mailbox()
         self._leaving.set()
         return await self._end()
 
     async def cancel(self) -> list[Any]:
-        """Cancel the actor, and wait until it has ended. Returns what `idle` returns."""
+        """Cancel the actor, and wait until it has ended. Returns and raises what `stop` does."""
+        self._mailbox()
         self._scope.cancel()
         return await self._end()
 

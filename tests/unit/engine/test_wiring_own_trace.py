@@ -1,5 +1,6 @@
 """`Runner(trace=...)` writes a trace, and closes it with the runner."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import pytest
 
 from grue import LlmSettings, Runner, TraceWriter, TurnRequest
 from grue.errors import TraceError
-from grue.messages import AnyMessage
+from grue.messages import AnyMessage, ServerName, ServerNoted
 from grue.runtime.trace.reader import read_trace
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.llm_server import ScriptedLlmServer, text_reply
@@ -107,6 +108,29 @@ def test_the_trace_of_a_runner_that_is_not_closed_is_written_at_the_end_of_the_p
     )
     subprocess.run((sys.executable, "-c", program), cwd=tmp_path, check=True)
     assert bodies(tmp_path / "bot.jsonl")[-1] == "TurnCompleted"
+
+
+@pytest.mark.parametrize("name", ["bot.jsonl", "runs"])
+def test_the_trace_is_closed_even_if_an_observer_fails_at_the_end(tmp_path: Path, name: str) -> None:
+    runner = Runner(llm=NOWHERE, trace=tmp_path / name)
+    assert runner.trace is not None
+    file = runner.trace if runner.trace.suffix else runner.trace / "trace.jsonl"
+    episode = read_trace(file, AnyMessage).header.episode
+
+    def refuse(envelope: object, line: bytes) -> None:
+        raise ValueError("too long")
+
+    async def record() -> None:
+        # In an event loop, a thread shows a long message to the observers.
+        runner.recorder.record(
+            ServerNoted(server=ServerName("s"), kind="log", text="x" * 2**18), sender="host"
+        )
+
+    runner.recorder.add(refuse)
+    asyncio.run(record())
+    with pytest.raises(ValueError, match="too long"):
+        runner.close()
+    TraceWriter(file, episode=episode, resume=True).close()
 
 
 def test_a_trace_writer_is_a_context_manager(tmp_path: Path) -> None:

@@ -193,6 +193,24 @@ async def test_a_second_reply_is_a_mistake() -> None:
                 reply(envelope, 2)
 
 
+async def test_a_reply_after_the_asker_was_told_of_the_end_is_a_mistake_of_another_kind() -> None:
+    with post() as office:
+        adder = office.mailbox("adder")
+        async with tasks() as group:
+
+            async def answer_late() -> None:
+                envelope = await adder.receive()
+                adder.abandon()
+                with pytest.raises(
+                    RuntimeError, match="adder replied to x after x was told that it had ended"
+                ):
+                    reply(envelope, 1)
+
+            group.start_soon(answer_late)
+            with pytest.raises(MailboxClosed):
+                await adder.ask("?", sender="x")
+
+
 async def test_what_was_not_asked_cannot_be_answered() -> None:
     with post() as office:
         mailbox = office.mailbox("sink")

@@ -58,6 +58,8 @@ def test_a_user_without_a_home_folder_has_one_that_does_not_exist(monkeypatch: p
     monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     assert expanded("~/a~b") == Path("/nonexistent/a~b")
     assert expanded("/a/~") == Path("/a/~")
+    monkeypatch.setattr("pwd.getpwnam", {}.__getitem__)
+    assert expanded("~nobody/a") == Path("/nonexistent/a")
 
 
 def test_no_descriptor_is_left_of_a_refusal(tmp_path: Path) -> None:

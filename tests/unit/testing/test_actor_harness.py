@@ -163,8 +163,9 @@ async def test_an_ask_of_the_test_can_time_out() -> None:
 @virtual_time
 async def test_it_drives_one_actor_which_has_to_be_started() -> None:
     async with ActorHarness() as harness:
-        with pytest.raises(RuntimeError, match="call start first"):
-            await harness.tell(Measure(times=1))
+        for method in (lambda: harness.tell(Measure(times=1)), harness.stop, harness.cancel):
+            with pytest.raises(RuntimeError, match="call start first"):
+                await method()
         thermometer(harness)
         with pytest.raises(RuntimeError, match=r"drives thermometer: use another one for spare"):
             harness.start(Actor(harness.mailbox("spare")))

@@ -256,8 +256,7 @@ class ServerSessions:
         if not isinstance(outcome, m.ServerFailure) or most is None:
             died = again and state.session is not None and not state.session.usable
             anew = died and (most is None or state.reconnects < most)
-            state.reconnects += anew
-            outcome = await self._connected(server, anew=anew)
+            outcome = await self._connected(server, anew=anew, counted=anew)
         session = state.session
         if isinstance(outcome, m.ServerFailure) or session is None:
             assert isinstance(outcome, m.ServerFailure), "an opened session is kept"
@@ -265,9 +264,12 @@ class ServerSessions:
         return session
 
     async def _connected(
-        self, name: m.ServerName, *, anew: bool = False
+        self, name: m.ServerName, *, anew: bool = False, counted: bool = False
     ) -> m.SessionOpened | m.ServerFailure:
-        """Connect unless the last connect succeeded; with `anew`, also if the server has died since."""
+        """Connect unless the last connect succeeded; with `anew`, also if the server has died since.
+
+        `counted`: count a reconnect. Callers that wait for the same reconnect must not each count one.
+        """
         state = self._states[name]
         seen = state.attempts
         async with state.lock:
@@ -278,6 +280,7 @@ class ServerSessions:
                 if state.session.usable or not anew:
                     return state.outcome
                 await state.session.close()
+            state.reconnects += counted
             state.outcome, session = await self._open(name)
             state.session = session or state.session
             state.attempts += 1

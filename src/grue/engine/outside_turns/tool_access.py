@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # at run time, the import would delay the first turn of a run
 
 T = TypeVar("T")
 
+_LONGEST_S = 2.0**63
+
 
 def _object(what: str, given: Mapping[str, object] | None) -> m.JsonObject:
     if not isinstance(given, Mapping | None):
@@ -161,7 +163,8 @@ class ToolAccess(ABC):
             return self.limits.tool_call_timeout_s
         if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
             raise MCPError(f"{call}: timeout_s is a number of seconds, not {timeout_s!r:.60}.")
-        return timeout_s
+        # A trace cannot hold an infinite number, nor a subclass of `float` such as numpy's.
+        return float(min(max(timeout_s, -_LONGEST_S), _LONGEST_S))
 
     def _calling(
         self,

@@ -221,6 +221,18 @@ async def test_a_server_that_has_died_is_connected_again_as_often_as_the_limit_s
     await cave.sessions.close()
 
 
+async def test_calls_at_the_same_time_count_one_reconnect_of_the_server_that_has_died() -> None:
+    cave = Cave(2)
+    for _ in range(2):
+        await cave.dies()
+        cave.server.answers("dig", "a hole")
+        async with anyio.create_task_group() as group:
+            for _ in range(3):
+                group.start_soon(cave.dig)
+    assert cave.times(OpenSession) == 3
+    await cave.sessions.close()
+
+
 @pytest.mark.parametrize(("most", "sessions"), [(1, 1), (None, 2)])
 async def test_tools_are_those_of_a_new_session_if_any_number_is_allowed(
     most: int | None, sessions: int
