@@ -187,7 +187,7 @@ class TurnRecord:
         return found
 
     def of_task(self, task: m.ToolTask) -> RecordedCall | None:
-        """Return the recorded call that the server ran as this MCP task; `None`: no call has this task."""
+        """Return the recorded call that the server ran as this MCP task; `None`: it did not end."""
         tasks = (each for each in self._calls.values() if each.seq and each.call.task == task)
         return next(tasks, None)
 

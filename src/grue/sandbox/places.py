@@ -54,7 +54,8 @@ _INTERPRETER = re.compile(rb"#! *([^\s]+)(?:[ \t]+([^\n]*))?")
 class Places(Struct, frozen=True):
     """What a box opens, for one program on this machine."""
 
-    # rules for the system's files; the same object until these files change; empty if something is hidden
+    # Rules for the system's files; empty if something is hidden, since `own` has these rules then. Boxes that
+    # need the same rules get the same tuple until these files change.
     system: tuple[Rule, ...]
     own: tuple[Rule, ...]  # the other rules
     opened: tuple[str, ...]  # folders and files of the program itself, and those in `Sandbox.read`

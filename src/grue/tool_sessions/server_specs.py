@@ -177,7 +177,8 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
-# What looks like a key in a URL: 20 or more characters with a digit; with `+` or `/` in it, 40 or more.
+# What looks like a key in a URL: 20 or more characters with a digit. With `+` or `/` in it, a key has 40 or
+# more characters, with a small and a capital letter too.
 _OPAQUE = re.compile(r"(?=.*\d)(?:[A-Za-z0-9_~.%-]{20,}|(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+/]{40,})")
 
 

@@ -404,7 +404,7 @@ class CachedPrompts:
 
 
 def _blame(talk: _Prompted, place: _Place) -> None:
-    """Add the message at `place` to `blame` if it has changed messages that the last prompt contained."""
+    """Add the envelope at `place` to `blame` if it has changed the part of the talk in the last prompt."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]

@@ -409,7 +409,7 @@ class KeptConversation:
         return self._holding(self._in_ask)
 
     def held(self) -> contextlib.AbstractContextManager[None]:
-        """Keep turns out within the block; raises `ConversationBusy` if a turn has begun already."""
+        """Let no turn and no change begin until the block ends; `ConversationBusy` if one has begun."""
         return self._holding(self._in_turn)
 
     @contextlib.contextmanager

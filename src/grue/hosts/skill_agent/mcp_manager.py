@@ -73,8 +73,8 @@ class McpManager:
         on_connect_failure: What happens if a server that is not `optional` cannot be connected. `raise`: the
             others are closed, and `connect_all` raises. `skip`: the others are used.
         optional: Names of servers that are left out if they cannot be connected.
-        reconnect: Whether a server that has died is connected again, at most once, before the next call to
-            it. The call during which it died is never repeated.
+        reconnect: Whether a server that has died is connected again before the next call to it; once for each
+            server, so not after its second death. The call during which it died is never repeated.
     """
 
     def __init__(

@@ -291,7 +291,7 @@ def own_copies(questions: Iterable[ApprovalQuestion]) -> tuple[ApprovalQuestion,
 
 
 def is_about(decision: ApprovalDecision, asked: ApprovalQuestion | ApprovalDecision) -> bool:
-    """Return whether a decision has the same tool, definition and arguments as `asked`."""
+    """Return whether a decision is about the tool, the definition and the unchanged arguments of `asked`."""
     fields = ("name", "arguments_digest", "definition_digest")
     return all(getattr(decision, field) == getattr(asked, field) for field in fields)
 

@@ -116,8 +116,8 @@ class RunFolder(Closing):
     def write_result(self, result: object) -> None:
         """Write `result.json` atomically, or raise `TraceError`.
 
-        Placeholders replace secrets in texts. They replace numbers too, but only if no field that contains a
-        secret has to be a number.
+        Placeholders replace secrets in texts and in numbers. If a field that has to be a number contains a
+        secret, no number is replaced in the whole result.
         """
         target = self.path / RESULT_FILE
         _, encoded = self._recorder.encoded(result)

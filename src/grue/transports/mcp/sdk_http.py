@@ -435,7 +435,10 @@ _answering: ContextVar[int | str | None] = ContextVar("answering", default=None)
 
 
 class _Client(httpx2.AsyncClient):
-    """An HTTP client. Its timeout limits connecting, and messages without an answer, but no MCP request."""
+    """An HTTP client. It limits the time to connect, and the whole exchange of a notification.
+
+    Others limit the wait for the answer to an MCP request.
+    """
 
     def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
         connect_s = server.connect_timeout_s
