@@ -173,7 +173,7 @@ def _run(options: RunOptions) -> RunResult:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # there is no such folder, or it has files of a run that has begun
+    with suppress(OSError):  # there is no such folder, or it is not empty
         folder.rmdir()
 
 

@@ -19,7 +19,7 @@ from grue.tracing.reading import open_episode
 RUNS = Path("runs")  # the folder in which commands such as `grue play` put run folders
 FORK = "-fork"  # the suffix of the names of run folders that `grue fork` makes
 _MOST_RESULT_BYTES = 2**20
-_MOST_READ_BYTES = 2**24  # the most bytes, in all, that `list_runs` reads of traces without a result file
+_MOST_READ_BYTES = 2**24  # the most, in all, that `list_runs` reads of traces without a usable result file
 _HEADER = b'{"trace":"grue"'
 
 
@@ -84,7 +84,7 @@ def _of_fleet(folder: Path) -> str:
 
 
 def of_batch(folder: Path) -> str:
-    """Return where the traces are if `folder` is that of a batch, or holds one; otherwise an empty text."""
+    """Say where a batch's traces are, if `folder` or a folder in it is a batch; else return an empty text."""
     folders = (folder, *sorted(folder.iterdir())) if folder.is_dir() else ()
     batch = next((each for each in folders if holds(each, "batch.json")), None)
     if batch is None:
@@ -94,7 +94,7 @@ def of_batch(folder: Path) -> str:
 
 
 def latest_trace() -> Path:
-    """Return the latest trace in `runs` or the working directory. Avoids failed and unfinished forks."""
+    """Return the latest trace in `runs` or here that is no failed or unfinished fork, or else the latest."""
     found = [*traces_in(RUNS), *traces_in(Path())]
     if not found:
         raise MCPConfigError(

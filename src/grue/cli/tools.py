@@ -39,7 +39,7 @@ _WORDS = {"added": "new", "removed": "removed", "changed": "changed"}
 
 
 class ListingNotices:
-    """An observer of the trace that collects notices about malformed tools; `of` has them by server."""
+    """An observer of the trace. `of` has its notices about malformed tools and schemas, by server."""
 
     def __init__(self) -> None:
         self.of: defaultdict[str, list[str]] = defaultdict(list)

@@ -344,10 +344,10 @@ def trace_to_test(
     In the test, the model gives its recorded replies. The test asserts that the
     turn makes the recorded tool calls, gets the recorded results (those that are
     neither errors nor long), and gives the recorded answer. If the recorded turn
-    had no valid answer, the test asserts only that. The command runs the test
-    once. If the test fails, the file remains, and the exit status is 1. Some
-    turns cannot become a test, such as one in which the model failed or a tool
-    call timed out.
+    failed because no answer was valid, the test asserts only that. The command
+    runs the test once. If the test fails, the file remains, and the exit status
+    is 1. Some turns cannot become a test, such as one in which the model failed
+    or a tool call timed out.
     """
     from grue.cli.trace_to_test import to_test
 

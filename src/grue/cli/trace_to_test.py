@@ -286,7 +286,7 @@ def _body(run: RecordedRun, named: dict[str, str], spec: str, path: Path) -> Ite
 
 
 def _recorded_spec(run: RecordedRun) -> str:
-    """Return Python source of an `AnswerSpec`; empty: not needed, as each answer was the model's text."""
+    """Return Python source of an `AnswerSpec`; empty: it would only accept each text as it is."""
     form, fallback = run.begun.answer, run.begun.fallback
     answers, refused = _read(run)
     as_written = not refused and all(text == found for text, found in answers.items())
@@ -461,7 +461,7 @@ def _stand_in(tool: m.ToolDefinition, function: str, run: RecordedRun) -> Iterat
     parameters = ", ".join(f"{name}: Any" + ("" if name in required else " = None") for name in ordered)
     passed = "".join(f", {name}={name}" for name in ordered)
     yield from ("", "")
-    # A policy trusts the annotations of functions. So copy only those that the recorded policy trusted.
+    # A policy trusts the annotations of functions. So copy only those that the recorded turn trusted.
     if tool.annotations is not None and (tool.trusted or tool.server in run.begun.tool_policy.trusted):
         yield f"@tool(annotations={_literal(tool.annotations)})"
     yield f"def {function}({parameters}) -> Any:"

@@ -47,7 +47,7 @@ _FOLDERS: Final = ("workspaceFolder", "userHome")
 
 
 class CopiedEntry(Struct, frozen=True):
-    """An entry for `mcp_config.json`; `variables` replace its secrets, and the user has to set them."""
+    """An entry for `mcp_config.json`, and the environment variables in it that the user has to set."""
 
     name: str
     entry: dict[str, Any]

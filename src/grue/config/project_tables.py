@@ -44,7 +44,7 @@ def read_project_tables(path: Path) -> ProjectTables:
 
 
 def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigError.Problem]]:
-    """Return a file's settings, and its problems: unknown keys in `tool.grue`, settings in both roots.
+    """Return a file's settings, and problems: unknown names directly in `tool.grue`, settings in both roots.
 
     Raises `MCPConfigError` if the file cannot be read, is not TOML, or has another value in place of a table.
     """

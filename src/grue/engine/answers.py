@@ -213,7 +213,7 @@ class _Reader:
         self.schema = _wrapped(schema) if self._bare else schema
 
     def read(self, text: str) -> Any:
-        """Return the first of the `_candidates` that fits the type, converted; else raise `ValueError`."""
+        """Return the first usable one of the `_candidates`, converted; else raise `ValueError`."""
         first_error: ValueError | None = None
         for candidate in self._candidates(text):
             try:

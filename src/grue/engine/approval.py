@@ -34,7 +34,7 @@ from grue.tool_sessions.failures import ToolRefusedError
 
 NOBODY_TO_ASK = "it needs an approval, and there is nobody to ask"
 REFUSED = "the changed arguments cannot be used: {fault}"
-_TRIES = 3  # how many times at most the callback is asked about a call, if its arguments cannot be used
+_TRIES = 3  # how often at most the callback is asked about a call whose changed arguments cannot be used
 NOT_ANSWERED = "the question about it was not answered"
 REDACTED = "it needs an approval, and the turn cannot wait for one: a secret was removed from its trace"
 
@@ -128,7 +128,7 @@ class Approval(Struct, frozen=True):
         return _Answerer(self, command, recorder)
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return `connect`; if turns can be parked, with each connection wrapped in a `DurableConnection`."""
+        """Return `connect`; with `parking`, wrap each connection in a `DurableConnection`."""
         del server
         parking = self.parking
         if parking is None:

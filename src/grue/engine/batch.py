@@ -32,7 +32,7 @@ from grue.tracing.reading import EpisodeEnvelope, open_episode
 T = TypeVar("T")
 
 
-_Asked: TypeAlias = tuple[int, bytes]  # a turn's place in its batch, and a digest of its request and history
+_Asked: TypeAlias = tuple[int, bytes]  # place in the batch, else the number; digest of request and history
 
 
 class _Begun(Struct):
@@ -155,7 +155,7 @@ def _asked(command: m.RunTurn, past: m.HistoryReference | None) -> _Asked:
 
 
 def asks_the_same(one: m.RunTurn, other: m.RunTurn) -> bool:
-    """Return whether two turns have the same place in a batch, texts, images, servers, tools and schema."""
+    """Return whether two turns have the same place or number, texts, images, servers, tools and schema."""
     return _asked(one, None) == _asked(other, None)
 
 
@@ -208,7 +208,7 @@ def _results(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator
             item = _item(*waiting[0])
             waiting.popleft()  # only now: at a Ctrl-C in `_item`, `end_turns` has to end this turn, too
             if isinstance(item, turns.TurnPostponed):
-                postponed = item  # go on without items, so that one batch gets the requests of all turns
+                postponed = item  # yield nothing more, but start all turns: one batch gets all requests
                 left -= 1
                 if not left and last < 0:
                     raise postponed

@@ -99,12 +99,13 @@ class Conversation(Closing):
     def load(cls, path: str | PathLike[str], runner: RunsTurns) -> Self:
         """Continue a saved conversation; new entries are appended to its file.
 
-        The requests begin with the same bytes as before, if `runner` asks the same model at the same
-        endpoint. Another model gets the same texts, tool calls and results, without the thoughts that it
-        cannot read (`ThoughtsDropped` in the trace).
+        The requests begin with the same bytes as before, if `runner` offers the same tools to the same model
+        at the same endpoint. Another model gets the same texts, tool calls and results, without the thoughts
+        that it cannot read (`ThoughtsDropped` in the trace).
 
         Raises:
-            ConversationError: The file is missing, in use or damaged; the error names a damaged line.
+            ConversationError: The file is missing, in use, damaged (the error names the line), of a newer
+                version of grue, or no conversation.
         """
         return cls(runner, KeptConversation.load(as_path(path, "load()")))
 
@@ -113,7 +114,7 @@ class Conversation(Closing):
         """Continue the conversation in a text that `dumps` has returned, as `load` does, but without a file.
 
         Raises:
-            ConversationError: The text is no conversation, or is damaged.
+            ConversationError: The text is no conversation, is damaged, or is of a newer version of grue.
         """
         if not isinstance(text, str):
             raise MCPConfigError(f"loads() wants the text that dumps() has returned, not {text!r:.60}.")
@@ -131,7 +132,7 @@ class Conversation(Closing):
 
         Raises:
             TraceError: The trace cannot be read.
-            ConversationError: The trace lacks a part of the conversation, or a secret in it was redacted.
+            ConversationError: The trace lacks the conversation, a part of it, or a secret in it (redacted).
         """
         if not isinstance(name, str | None):
             raise MCPConfigError(f"from_trace() wants a conversation's id, name='turn-3', not {name!r:.60}.")
@@ -161,7 +162,7 @@ class Conversation(Closing):
 
     @property
     def history(self) -> tuple[m.ConversationItem | m.AssistantReply, ...]:
-        """The items of the conversation so far, oldest first. If it has a system text, that is the first."""
+        """The items so far, oldest first. A system text is the first. Empty before the first request."""
         return items_of(self._kept.said)
 
     @property
@@ -214,7 +215,8 @@ class Conversation(Closing):
     ) -> TurnOutcome[Any]:
         """Go on with the turn that was parked, as `Runner.resume` does, and return its outcome.
 
-        A turn whose process was killed can be resumed too, if nothing was said in the conversation since.
+        A turn whose process was killed can be resumed too, if its policy parks turns, and nothing was said in
+        the conversation since.
 
         Args:
             decisions: The answers to `questions`. A question without an answer is asked again.
@@ -300,7 +302,8 @@ class Conversation(Closing):
     def branch(self) -> Conversation:
         """Return a conversation that begins with the entries so far and has an id of its own.
 
-        The new conversation is in memory only. From then on the two conversations are independent.
+        The new conversation is in memory only. In it, a parked turn is given up, as by `abandon`. From then
+        on the two conversations are independent.
 
         Raises:
             ConversationBusy: A turn continues the conversation.

@@ -44,7 +44,7 @@ class FileHeader(Struct, frozen=True, kw_only=True, tag="conversation"):
     entries: int = 0  # how many entries were written together with the header, on the lines after it
     length: int = 0  # `length` and `digest` are those of the ledger after these entries
     digest: str = ""
-    call_ids: tuple[m.CallId, ...] = ()  # of calls that a `Rewritten` has removed; new calls need other ids
+    call_ids: tuple[m.CallId, ...] = ()  # of calls in none of these entries; new calls need other ids
 
 
 class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
@@ -65,7 +65,7 @@ class Dropped(Struct, frozen=True, tag="dropped"):
 
 
 class Undone(Struct, frozen=True, tag="undone"):
-    """A line that takes back earlier lines: of those after the header, only the first `lines` still count."""
+    """A line that takes back others: of those after the header not yet taken back, the first `lines` stay."""
 
     lines: int
 

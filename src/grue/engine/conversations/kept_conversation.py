@@ -91,9 +91,9 @@ class EarlierResults:
                 self._bytes -= self._kept.pop(oldest)[0]
 
     def find(self, call_id: m.CallId) -> m.ToolCallResult | None:
-        """Return the result of a call; `None`: the result is not kept, or its trace is gone.
+        """Return the result of a call; `None`: it is neither kept nor in a trace that still exists.
 
-        Raises `TraceError` if the result is not found, and a trace that may hold it is damaged.
+        Raises `TraceError` if the result is not found, and a trace that may hold it cannot be read.
         """
         with self._lock:
             kept = self._kept.get(call_id)
@@ -165,7 +165,7 @@ _LONG = 2**20  # bytes; from so many on, lines are written in a thread: the writ
 class TurnPast(Struct, kw_only=True):
     """What a conversation gives to the turn that continues it; from `ran` on, what the turn gives back."""
 
-    history: m.HistoryReference | None = None  # the entries before the turn; `None`: no conversation
+    history: m.HistoryReference | None = None  # refers to `entries`; `None`: no conversation
     entries: Sequence[m.Said | m.AssistantReply] = ()
     bytes_per_token: float | None = None
     llm: LlmFactory | None = None
@@ -193,7 +193,7 @@ class KeptConversation:
         open_turn: TurnMark | None = None,
         results: EarlierResults | None = None,
     ) -> None:
-        self.open_turn = open_turn  # a turn that is parked, or whose process was killed
+        self.open_turn = open_turn  # `None`: no turn has begun that can be resumed, or it is over
         self.results = EarlierResults() if results is None else results
         self.id = m.ConversationId(name or uuid.uuid4().hex[:12])
         self.system = system
