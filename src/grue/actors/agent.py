@@ -41,14 +41,14 @@ class AgentActor(Actor[m.TurnEvent]):
         self._sessions = sessions
         self._check = check
         self._note = note
-        self._deadline = deadline  # on the loop's clock, of the turn's work; closing sessions may take longer
+        self._deadline = deadline  # on the event loop's clock; closing sessions may take longer
         self._state: s.TurnState = s.Idle()
         self._before: s.TurnState = self._state
         self._asked: Envelope[m.TurnEvent] | None = None
         self._pace = Pace()
         self.approval: Mailbox[m.AskApproval] | None = None  # `None`: the policy never asks
         self.presumed: m.ToolsPresumed | None = None  # recorded after `RunTurn`; `None`: nothing is presumed
-        self.forked: m.TurnForked | None = None  # recorded after `RunTurn`; `None`: the turn is no fork
+        self.forked: m.TurnForked | None = None  # recorded after `RunTurn`; `None` also if `recall` gets it
         self.on_step: Callable[[], None] | None = None  # called when the agent has handled an event
         self.end: m.TurnEnd | m.TurnWaits | None = None  # the reply to `RunTurn`, once it is sent
         self.last_request: m.RequestCompletion | None = None
@@ -94,7 +94,7 @@ class AgentActor(Actor[m.TurnEvent]):
         return 0 if isinstance(self._state, s.Idle | s.Finished) else self._state.turn.sampled
 
     def result_of(self, call_id: m.CallId) -> m.ToolCallResult | None:
-        """Return the uncut result of a call; `None`: the call has no result so far, or the turn is over."""
+        """Return the uncut result of a call of this turn; `None`: no result so far, or the turn is over."""
         state = self._state
         if isinstance(state, s.Idle | s.Finished):
             return None
@@ -141,7 +141,7 @@ class AgentActor(Actor[m.TurnEvent]):
                 await self._pace.pause_shielded()
             await self._perform(command, envelope.seq)
         if isinstance(following, s.AwaitingClose | s.Waiting):
-            # The turn does not ask the model again: end the LLM actor while the sessions are being closed.
+            # In this process the turn does not ask the model again: end the LLM actor while sessions close.
             self._llm.close()
         # Record `forked` and `presumed`, so that a replay finds them, and pass them to the state machine. Do
         # this after the commands of `RunTurn`, so that it does not delay the start of the servers.
@@ -155,8 +155,8 @@ class AgentActor(Actor[m.TurnEvent]):
     async def _step(self, envelope: Envelope[m.TurnEvent]) -> s.Transition:
         if not envelope.is_long:
             return step(self._state, envelope.body)
-        # Long arguments take long to parse, so a thread calls `step`. A cancellation waits for the thread,
-        # because a trace with an event, but without the commands that follow from it, could not be replayed.
+        # A long event may have long arguments, which take long to parse: a thread calls `step`. A
+        # cancellation waits for it: a trace with an event, but without its commands, could not be replayed.
         outcome: list[s.Transition] = []
         with anyio.CancelScope(shield=True):
             outcome.append(await aside(step, self._state, envelope.body))

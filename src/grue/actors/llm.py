@@ -505,7 +505,7 @@ class LlmActor(Actor[m.LlmCommand]):
         """Ask the model in another task. Meanwhile, wait in `mailbox.receive()` for a `DropCompletion`."""
         # The reply does not cancel this wait, because a message could be lost: the wait lasts until the
         # agent's next message, or until the agent closes the mailbox. A `DropCompletion` cancels the
-        # exchange, but not the changes to the conversation.
+        # exchange, but never interrupts a change of the conversation.
         asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()
 
@@ -700,5 +700,5 @@ class EndpointActors(Struct, frozen=True):
         return replace(self, lent=lent)
 
     def support_check(self) -> SupportCheck:
-        """Return when a turn checks whether the model can call tools."""
+        """Return at which point of a turn to check that the model takes tools: see `LlmEndpoint`."""
         return self.endpoint.support_check()

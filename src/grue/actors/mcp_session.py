@@ -1,4 +1,4 @@
-"""The session actor: owns one tool server, opens and closes it, and makes its calls one at a time.
+"""The session actor: opens and closes the sessions of one tool server, and makes its calls one at a time.
 
 `_attempt` opens the connection, serves the session and closes the connection in one call, because anyio's
 cancel scopes must be nested, and be left by the task that entered them.

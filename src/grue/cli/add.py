@@ -80,7 +80,7 @@ class Adding(Struct, frozen=True, kw_only=True):
 
 
 def add_server(adding: Adding) -> bool:
-    """Add a server, start it unless a variable is not set, and return `False` if the start failed."""
+    """Add a server, and start it if its variables are set; return `False` if the start failed."""
     config = GameConfiguration.of_project()
     path = adding.mcp_config or config.mcp_config_path
     answers = _Answers(adding.values, ask=_at_a_terminal() and not adding.yes)
@@ -305,7 +305,7 @@ def _description(adding: Adding, config: GameConfiguration) -> object:
         if arguments is None and _at_a_terminal() and not adding.yes:
             question = "Its arguments, as in a shell (none: press Enter)"
             arguments = _words(typer.prompt(question, default="", show_default=False))
-        # The server may be started in another folder later, and its sandbox takes absolute paths only.
+        # The server may be started in another folder later, and only absolute paths get into its sandbox.
         absolute = [_absolute(each) if "/" in each and _exists(each) else each for each in arguments or ()]
         return descriptions.package_description(kind, rest, absolute)
     if path.is_file() or (path.suffix == ".json" and "://" not in source):

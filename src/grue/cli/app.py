@@ -604,9 +604,9 @@ def runs(
 ) -> None:
     """List the recorded episodes in a folder, newest first.
 
-    Each line has the run folder, when its trace was last written, and usually how
-    the episode ended. If the folder has a subfolder called runs, the episodes in
-    there are listed too. Those of a fleet are not listed: see `grue fleet`.
+    Each line has a run folder or trace file, when the trace was last written, and
+    usually how the episode ended. If the folder has a subfolder called runs, the
+    episodes in there are listed too. Those of a fleet are not: see `grue fleet`.
     """
     from grue.cli.hosts import load_hosts
     from grue.cli.runs import RUNS, list_runs, write_runs

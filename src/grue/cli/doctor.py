@@ -577,7 +577,7 @@ def names_an_endpoint(config: GameConfiguration) -> bool:
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:
-    # To end soon, a check does not retry. A time limit that the project configures is kept.
+    # To end soon, a check does not retry. A time limit other than the default one is kept.
     written = settings.retry.timeout_s != RetryPolicy().timeout_s
     limit = settings.retry.timeout_s if written else _PATIENCE_S
     retry = structs.replace(settings.retry, max_retries=0, timeout_s=limit, length_retry_factor=1.0)

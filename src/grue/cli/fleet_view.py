@@ -92,7 +92,7 @@ def _say_outcomes(directory: Path, manifest: Manifest, outcomes: Counter[str]) -
 
 
 def print_table(directory: Path, by: Sequence[str] | None, *, as_json: bool, every: bool = False) -> None:
-    """Print mean scores, one row per combination of the settings `by`; `None`: of settings that differ."""
+    """Print mean scores, one row per combination of the settings `by`; `None`: choose some that differ."""
     _, manifest = _opened(directory)
     found, earlier = (list(results(directory)), 0) if every else latest_results(directory)
     require_settings(found, by or ())

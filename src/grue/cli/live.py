@@ -106,7 +106,7 @@ class Doing(Struct, frozen=True, kw_only=True):
     name: str = ""  # name of the server or tool, if the step has one
     limit_s: float | None = None  # counted from `since`; `None`: no limit of its own
     attempt: int = 1
-    text: str = ""  # the end of an arriving reply, a call's arguments, or a server's progress
+    text: str = ""  # the last words of a reply that is arriving, a call's arguments, or a server's progress
 
 
 class Progress:
@@ -118,7 +118,7 @@ class Progress:
         self.max_turns = max_turns  # 0: not known until `EpisodeStarted`
         self.score: int | None = None
         self.max_score: int | None = None
-        self.usage = m.Usage()  # of the episode so far, also of dropped replies and failed requests
+        self.usage = m.Usage()  # since the start or resumption, also of dropped replies and failed requests
         self._sampled: list[m.Usage] = []
         self.dropped = 0  # replies dropped because a server did not start or listed other tools than offered
         self.deadline: float | None = None  # when the turn's time limit ends the turn, if it has one

@@ -26,7 +26,7 @@ MCP_CONFIG_FILE = mcp_config(CONFIGURED)  # for commands that change the file, o
 
 
 def finite(number: float | None) -> float | None:
-    """Return an option's number; refuse `nan`, and a number from 9e18 on or from -9e18 down."""
+    """Return an option's number; refuse `nan`, and numbers whose absolute value is 9e18 or more."""
     if number is not None and not is_usable(abs(number), above_0=False):
         raise typer.BadParameter(f"{number:g} is not a usable number: give a finite one below 9e18")
     return number
@@ -55,7 +55,7 @@ def run_folder(written: str) -> Any:
 
 
 def resume(what: str, also: str, but: str = "") -> Any:
-    """Return the option `--resume`. `also`: the options that may be given. `but`: those with new values."""
+    """Return the option `--resume`. `also`: options that may be given. `but`: which are not as started."""
     return typer.Option(
         None,
         metavar="RUN",

@@ -26,7 +26,7 @@ from grue.tracing.message_words import DIM
 
 
 def chat(options: ChatOptions) -> bool:
-    """Chat until the user leaves. Return `False` if a turn or a command failed, except at a terminal."""
+    """Chat, and return `False` if a turn or a command has failed, unless at a terminal."""
     here = Path.cwd()
     if options.resume is None:
         return _chat(options, here)
