@@ -19,7 +19,6 @@ from typing import Self
 import anyio
 import anyio.abc
 import anyio.from_thread
-import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
@@ -176,13 +175,12 @@ class BrokerLink:
         claim = Claim(lambda outcome: self._send(GiveBack(id_, outcome)))
         try:
             self._send(Ask(id_, wanted))
-            refused = await anyio.to_thread.run_sync(answer.result, abandon_on_cancel=True)
+            # Do not wait in one of anyio's 40 threads: tools need them, too, while other requests wait here.
+            # `shield`: a cancellation must not cancel `answer`, to which `_read` may be giving its result.
+            refused = await asyncio.shield(asyncio.wrap_future(answer))
         except BaseException:
             with self._lock:
-                unanswered = self._waiting.pop(id_, None)
-            if unanswered is not None:
-                # The thread in `answer.result` cannot be cancelled. Give it a result, so that it ends.
-                unanswered.set_result("the wait was given up")
+                self._waiting.pop(id_, None)
             claim.leave()
             raise
         return refused or claim

@@ -265,7 +265,9 @@ class _RayGate:
         claim = Claim(functools.partial(self._broker.give_back.remote, self._attempt, id_))
         asked = self._broker.ask.remote(self._machine, self._attempt, id_, wanted)
         try:
-            refused: str = await anyio.to_thread.run_sync(ray.get, asked, abandon_on_cancel=True)
+            # A limiter of its own: the threads of waiting requests must not keep tools waiting for a thread.
+            one = anyio.CapacityLimiter(1)
+            refused: str = await anyio.to_thread.run_sync(ray.get, asked, abandon_on_cancel=True, limiter=one)
         except ray.exceptions.RayError:
             return GONE
         except BaseException:

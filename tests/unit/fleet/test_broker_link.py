@@ -60,6 +60,25 @@ async def test_a_request_waits_for_another_one_and_can_be_given_up(tmp_path: Pat
         link.close()
 
 
+async def test_requests_that_wait_leave_the_threads_to_the_tools(tmp_path: Path) -> None:
+    most = int(anyio.to_thread.current_default_thread_limiter().total_tokens)
+    with BrokerServer(FleetFolder(tmp_path), Limits(rate=Rate(concurrency=1))) as server:
+        link = BrokerLink(server.address, never)
+        permit = await link.admit(WANTED)
+        assert not isinstance(permit, str)
+        async with anyio.create_task_group() as waiting:
+            for _ in range(most + 1):
+                waiting.start_soon(link.admit, WANTED)
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(HANG_S):
+                assert await anyio.to_thread.run_sync(lambda: "a tool's result") == "a tool's result"
+            waiting.cancel_scope.cancel()
+        permit.settle(RequestOutcome(status=200))
+        with anyio.fail_after(HANG_S):
+            assert not isinstance(await link.admit(WANTED), str)
+        link.close()
+
+
 async def test_a_lost_worker_is_charged_in_full(tmp_path: Path) -> None:
     with BrokerServer(FleetFolder(tmp_path), Limits(FleetBudget(requests=5))) as server:
         link = BrokerLink(server.address, never)
