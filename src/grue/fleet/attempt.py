@@ -199,12 +199,28 @@ class _Bounded(io.FileIO):
         return super().write(memoryview(data)[:left]) if left > 0 else len(memoryview(data))
 
 
+class _Output:
+    """The work's `sys.stdout` and `sys.stderr`: passes everything on to the `file` of the attempt.
+
+    All attempts of a process get the same object, because handlers of `logging` keep the first that they get.
+    """
+
+    file: io.TextIOWrapper
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+_STREAM: Any = _Output()
+
+
 @contextlib.contextmanager
 def _output_in(attempt: Path) -> Iterator[None]:
     """Write what the work prints into a file, because it would disturb the driver's progress display."""
     path = attempt / _OUTPUT
     file = io.TextIOWrapper(io.BufferedWriter(_Bounded(path, "w")), encoding="utf-8", errors="replace")
-    with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+    _STREAM.file = file
+    with contextlib.redirect_stdout(_STREAM), contextlib.redirect_stderr(_STREAM):
         yield
     with contextlib.suppress(OSError, ValueError):  # the work may have closed the file, or removed its folder
         file.close()

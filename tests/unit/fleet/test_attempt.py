@@ -1,6 +1,7 @@
 """What an attempt makes of a work: a score, a result without one, or a failure to be tried again."""
 
 import errno
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -223,6 +224,21 @@ def floods(case: dict[str, Any], episode: Episode) -> float:
 def test_what_a_work_prints_is_kept_up_to_a_limit(tmp_path: Path) -> None:
     assert attempted(tmp_path, "floods").committed
     assert (tmp_path / ("0" * 24) / "attempt-1" / "output.txt").stat().st_size == 16 * 2**20
+
+
+def logs(case: dict[str, Any], episode: Episode) -> float:
+    logger = logging.getLogger("a work that logs")
+    if not logger.handlers:  # as `logging.basicConfig` does
+        logger.addHandler(logging.StreamHandler())
+    logger.warning("case %s", case["n"])
+    return 1.0
+
+
+def test_what_a_work_logs_is_in_the_file_of_each_attempt(tmp_path: Path) -> None:
+    for n in (1, 2):
+        assert attempted(tmp_path / str(n), "logs", n=n).committed
+    kept = (tmp_path / str(n) / ("0" * 24) / "attempt-1" / "output.txt" for n in (1, 2))
+    assert [path.read_text() for path in kept] == ["case 1\n", "case 2\n"]
 
 
 def test_what_is_no_score_is_said(tmp_path: Path) -> None:
