@@ -66,7 +66,7 @@ class Asking:
         self._sleep = sleep
         self._shown = False
         self._cut = m.Usage()
-        # The cost of replies that broke off. `lost`: what was spent at other endpoints for this completion.
+        # What broken replies have cost, added to `lost`: what this completion has cost at other endpoints.
         self._lost = m.Usage() if lost is None else lost
         self._retry = endpoint.settings.retry if retry is None else retry
         self._room = current_room()

@@ -57,7 +57,7 @@ _PACKAGES = ("npm", "pypi", "oci")
 # The environment variables that name a launcher's folders for downloads, by launcher.
 _CACHES = {"npx": ("npm_config_cache",), "uvx": ("UV_CACHE_DIR", "UV_TOOL_DIR", "UV_PYTHON_INSTALL_DIR")}
 _CACHES["uv"] = _CACHES["uvx"]
-_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")  # the form of a server's name, which may name a folder
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")  # a server's name, after which folders are named
 _OWN = "own"
 _SCRIPTS = dict.fromkeys((".js", ".mjs", ".cjs"), "node")
 # The argument of `grue add` to use in place of each of these commands.

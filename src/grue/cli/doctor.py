@@ -125,9 +125,9 @@ def boot_lines(
 ) -> Iterator[str]:
     """Yield lines that say how long each part of a start by npx or uvx takes, and how to start faster.
 
-    `opened` reports the first start. Unless that start downloaded nothing (`installed`) and no other server
-    started at the same time (`alone`), the server is started again for comparison. If `direct_command` finds
-    a command that may be faster, the server is also started with that command.
+    `opened` reports the first start. If it may have downloaded something (not `installed`), or other servers
+    started at the same time (not `alone`), the server is started again for comparison. If `direct_command`
+    finds a command that may be faster, the server is also started with that command.
     """
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return

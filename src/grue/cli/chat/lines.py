@@ -22,7 +22,7 @@ _RESULT_CHARS = 240
 _QUESTION_CHARS = 2000
 _DESCRIPTION_CHARS = 2000
 _SCHEMA_CHARS = 4000
-_READ_CHARS = 100_000  # the most characters read of each part of a result, though one line is shown
+_READ_CHARS = 100_000  # the most characters of each part of a result that are read and counted
 
 
 def started(event: ToolStarted) -> Line:
