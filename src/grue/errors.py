@@ -34,7 +34,7 @@ class MCPConfigError(MCPError):
         path: The file, or `None` when the value did not come from a file.
         line: One-based line of the mistake, or `None`.
         column: One-based column of the mistake, or `None`.
-        problems: One entry for each wrong value; empty if the error is not about single values.
+        problems: An entry for each wrong value whose path in the configuration is known; may be empty.
 
     Source: R2.2, R2.3
     """
@@ -71,7 +71,7 @@ class MCPConfigError(MCPError):
 
 
 class MissingDependencyError(MCPConfigError, ImportError):
-    """A package or program that the configuration needs is not installed; the text says how to install it.
+    """A needed package or program is missing, too old, or hidden by a file; the text says what to do.
 
     It is an `ImportError` too, so that code that tries an optional feature can catch `ImportError`.
     """
@@ -310,7 +310,7 @@ class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, lik
 
 
 class ConversationError(MCPError):
-    """A conversation cannot be saved, loaded, resumed or continued; the text says what to do.
+    """A conversation cannot be saved, loaded, resumed or continued. The text says why.
 
     Attributes:
         path: The file, or `None` if the error is not about a file.

@@ -111,7 +111,7 @@ def check_settings(
     any_number: Collection[str] = (),
     show_words: bool = True,
 ) -> None:
-    """Check the types of a user's settings, and that their numbers are finite and not negative.
+    """Check the types of a user's settings, and that their numbers are at least 0 and below 2**63.
 
     A list becomes a tuple where a tuple is declared, and a path becomes a text; a value of a subclass of
     `float` or `str`, such as numpy's float64, becomes Python's own. Only the fields in `only` are checked

@@ -109,12 +109,12 @@ class EarlyRequest:
         self._sent.set()
 
     def stepped(self) -> None:
-        """Let `wait_sent` return if the turn sends no early request."""
+        """Let `wait_sent` return unless an early request is under way or may follow."""
         if self.agent is not None and not (self.agent.is_presuming or self.agent.may_presume):
             self._sent.set()
 
     async def wait_sent(self) -> None:
-        """Wait, at most 1 s, until the early request is written or it is clear that the turn sends none."""
+        """Wait, at most 1 s, while an early request may still have to be written."""
         with anyio.move_on_after(_UNSENT_S):
             await self._sent.wait()
 
@@ -123,7 +123,7 @@ class TurnsPast(Struct, frozen=True, kw_only=True):
     """The recorded beginning of a turn, if the turn is a fork, or waited for a batch and now goes on."""
 
     noted: m.TurnForked | m.WaitEnded | None = None  # the note of the fork or wait; `None`: neither
-    begun: Envelope[Any] | None = None  # the last recorded `RunTurn`; `None`: the fork runs the whole turn
+    begun: Envelope[Any] | None = None  # the last recorded `RunTurn`; `None`: run the turn from its start
     events: tuple[m.TurnEvent, ...] = ()  # the agent gets these first; the commands for them are not sent
     copied: tuple[Envelope[Any], ...] = ()  # recorded messages that the fork's own trace repeats
     event: Envelope[Any] | None = None  # the agent gets this next; the commands for it are sent
@@ -186,7 +186,7 @@ class TurnActors:
 
     @property
     def end(self) -> m.TurnEnd | None:
-        """How the agent ended the turn; `None`: it reported no end, or the turn waits for a batch."""
+        """How the agent ended the turn; `None`: it reported no end, or `TurnWaits`."""
         end = None if self._agent is None else self._agent.end
         return end if isinstance(end, m.TurnEnd) else None
 
@@ -204,9 +204,9 @@ class TurnActors:
         return () if self._agent is None else self._agent.said
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
-        """Run the turn and return its end. At the turn's time limit the actors are cancelled."""
-        # In a resumed turn a server's first connect counts as the first in the episode, as in a new process.
-        # So unless the policy is to disable the server, a failed connect leaves the turn parked.
+        """Run the turn; return its end, or `TurnWaits`. At the turn's time limit the actors are cancelled."""
+        # In a resumed turn (not in its fork) a server's first connect counts as the first in the episode, as
+        # in a new process. Unless the policy disables the server, a failed connect leaves the turn parked.
         if self._command.resumed is None or self._past.noted is not None:
             self._before = connections
         end = await self._within_limit()
@@ -223,7 +223,7 @@ class TurnActors:
             servers = [self._wiring.servers[name] for name in self._command.servers if name not in off]
             closes = any(not isinstance(each, HostTools) or each.starts_processes for each in servers)
             kept_s = kept_for_closing(self._command.limits) if closes else 0.0
-            # The command, `RunTurn`, is recorded, so the trace shows the reserved time.
+            # Unless the turn begins with a recorded `RunTurn`, the trace shows the reserved time.
             self._command = replace(self._command, limits=replace(self._command.limits, teardown_s=kept_s))
             self._end_at = at_s + limit_s
             self._deadline = self._end_at - kept_s
@@ -381,7 +381,7 @@ class TurnActors:
     def _when_called(self) -> m.RunTurn:
         presumed, command = self._wiring.presumed, self._command
         if presumed is None or self._past.noted is not None:
-            return command  # forks, and turns that have waited for a batch, begin with the recorded `RunTurn`
+            return command  # a fork, or a turn that has waited for a batch, keeps the recorded `when_called`
         return replace(command, when_called=presumed.when_called(command, self._before, anyio.current_time()))
 
     def _presumed(self) -> m.ToolsPresumed | None:

@@ -51,7 +51,7 @@ _NO_BUDGET = "budget"  # in place of a request's id in `RequestPostponed`, if th
 
 
 class _Account:
-    """Reserves the highest estimated cost of each waiting request, so that all of them keep to the budget."""
+    """Reserves the highest estimated cost of each request that it admits, so that all keep to the budget."""
 
     def __init__(self, settings: TurnSettings, endpoint: LlmEndpoint) -> None:
         self._settings = settings
@@ -109,7 +109,7 @@ class _Room(Struct, frozen=True, kw_only=True):
             if not self.admits(self.turn, body):
                 raise RequestPostponed(_NO_BUDGET)
             # Flush the trace first. Otherwise, if the process died after it had stored the request, the trace
-            # would lack the request, and a later process would store a second one.
+            # would lack the request, and a later process might store a second one.
             self.recorder.settle()
             if not self.writer.flush():
                 where = self.writer.path
@@ -175,7 +175,7 @@ class _Turns(Generic[T]):
         return None
 
     async def run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
-        """Start a turn, or go on with it from its trace; raises `TurnPostponed` if it waits for a reply."""
+        """Start a turn, or go on with it from its trace; raises `TurnPostponed` if it has to wait."""
         number, path = index + 1, self._files.turn(index + 1)
         recorder = self._settings.wiring.recorder.for_another_trace()
         episode, begun = f"{self._files.manifest.run}-{number}", path.exists()
@@ -283,7 +283,7 @@ def run_waiting(
 
 
 class _Rounds(Generic[T]):
-    """Starts turns, sends the waiting requests, and starts each turn again when its reply has come."""
+    """Starts turns, sends the waiting requests, and lets each turn go on when its reply has come."""
 
     def __init__(self, batch: Batch, batching: Batching, endpoint: LlmEndpoint, files: BatchFolder) -> None:
         self._turns: _Turns[T] = _Turns(batch.settings, batching, endpoint, files)
@@ -386,8 +386,8 @@ class _Rounds(Generic[T]):
         except BatchRefused as refused:
             raise turns.error_for(m.TurnFailed(turn=0, failure=refused.failure)) from refused
         indices = sorted({int(self._files.turn_of(item)) - 1 for item in settled} & self._waiting)
-        # `indices` is empty if an earlier process was killed after it had fetched the replies. Then start all
-        # waiting turns: a turn reads its reply from the folder, or waits again.
+        # `indices` is empty, for example, if an earlier process was killed after it had fetched the replies.
+        # Then start all waiting turns: a turn reads its reply from the folder, or waits again.
         for index in indices or sorted(self._waiting):
             if len(self._running) >= self._concurrency:
                 self._take_one()

@@ -51,7 +51,7 @@ class TurnsUnderWay:
 
     In a trace, a running turn looks like one whose process was killed. `require_ended` keeps a process from
     resuming a turn that it is running itself. `beginning` gives turns that run at the same time different
-    numbers, because a trace tells the messages of its turns apart by the number.
+    numbers (unless requests set them), because a trace tells the messages of its turns apart by the number.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class TurnsUnderWay:
         # messages.
         self.forking = threading.Lock()
         self._users = 0  # open batches, and running turns that are in no batch
-        self._shared = False  # `True`: `_users` has been above 1 since it was 0 last
+        self._shared = False  # `True`: `_users` was above 1 at some time since it was last 0
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -88,9 +88,9 @@ class TurnsUnderWay:
     def beginning(self, start: Callable[[int], int], place: int | None) -> Iterator[int]:
         """Yield the number of a turn that begins, and count the turn as running within the block.
 
-        A turn of a batch has its `place` in the batch as its number, or a higher number if other turns run
-        beside the batch. For any other turn, `start` returns the number: the one that the request sets, or
-        else a number above the argument of `start`.
+        A turn of a batch has its `place` in the batch as its number. But if other turns have run beside the
+        batch, and have reached this number, the turn has the next free one. For any other turn, `start`
+        returns the number: the one that the request sets, or else a number above the argument of `start`.
         """
         users = 1 if place is None else 0
         with self._lock:

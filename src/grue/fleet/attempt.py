@@ -46,7 +46,7 @@ class Task(Struct, frozen=True, kw_only=True):
     folder: Path
 
     def prepare(self) -> None:
-        """Import what `make` calls. The worker stays fit, whatever the import changes in the process."""
+        """Import what `make` calls. Whatever this changes in the process, the worker is kept."""
         raise NotImplementedError
 
     def make(self) -> AttemptEnd:
@@ -80,7 +80,7 @@ def run_attempt(job: Job) -> AttemptEnd:
     # With `batch`, do not resume: a resumed work would not repeat the requests that have stored replies.
     attempts = () if job.batch else reversed(folder.attempts())
     ends = ((path, folder.end_of(path)) for _, path in attempts if (path / TRACE).is_file())
-    # The last attempt that has a trace and was cut off by a cancellation or the end of its process.
+    # The last attempt that has a trace, and no recorded end, or whose worker died.
     interrupted = next((path for path, end in ends if end is None or end.kind == "died"), None)
     attempt = folder.begin(job.case)
     episode = Episode(id=folder.id, folder=attempt, repetition=job.case.repetition, interrupted=interrupted)

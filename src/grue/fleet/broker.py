@@ -384,7 +384,7 @@ _ACCOUNT = frozenset({"key", "credit"})
 
 
 def may_pass(kind: str, reason: str | None) -> bool:
-    """Return `True` if a later try may succeed, as the network, endpoint, key or account has failed."""
+    """Return `True` if the network, endpoint, key or account failed, so that a later try may succeed."""
     return kind in _NETWORK or reason in _ACCOUNT
 
 

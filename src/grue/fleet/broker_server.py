@@ -1,4 +1,4 @@
-"""The socket by which the broker (`broker.py`) lets workers send LLM requests and start MCP servers.
+"""The socket by which workers ask the broker (`broker.py`) before they send LLM requests or start servers.
 
 Each worker process has a connection; a message is a line of JSON. The server runs in a thread with an event
 loop of its own, so that the driver stays synchronous.

@@ -115,7 +115,7 @@ class Cell(Struct, frozen=True):
 class Options(Struct, frozen=True, kw_only=True):
     """How to compare. Raises an `MCPError` if a value cannot be used."""
 
-    score: str | None = None  # `None`: `score`, or the only score that the episodes have
+    score: str | None = None  # `None`: `score`, or else the only score without `@` in its name
     lower_is_better: bool = False
     # the score of a failed episode; `None`: 0, but if lower is better, a failed episode raises an error
     failed_as: float | None = None
@@ -207,8 +207,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def text(self, *, commands: bool | str = False, everything: bool = False) -> str:
         """Return the findings and, if any case differs, the most different cases; with fewer than 15, all.
 
-        `everything`: add all cases that differ. `commands`: add, for each case that differs, the commands
-        that show its episodes; a text, such as `.venv/bin/grue`, says how the commands call grue.
+        `everything`: add all cases that differ. `commands`: below each listed case that differs, add the
+        commands that show its episodes; a text, such as `.venv/bin/grue`, says how the commands call grue.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
@@ -645,7 +645,7 @@ def _first_value(written: str) -> tuple[str, int]:
 
 
 def _unbroken(word: str) -> str:
-    """Return a value as `Cell.of` parses it: in quotes if it contains `,NAME=` and is not JSON."""
+    """Return a value in the form that `Cell.of` parses: in quotes if it contains `,NAME=` and is not JSON."""
     broken = _NEXT_SETTING.search(word) and not _is_json(word)
     return json.dumps(word, ensure_ascii=False) if broken else word
 

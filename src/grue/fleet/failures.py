@@ -154,7 +154,7 @@ def _shared(texts: Sequence[str], fixed: tuple[str, ...]) -> str:
 
 
 def trace_command(result: Result, fleet: Path) -> list[str]:
-    """Return grue's arguments to show the trace near the last problem or, without a trace, the result."""
+    """Return grue's arguments to show the trace (near its last problem, if any), or else the result."""
     if not has_trace(result, fleet):
         return ["fleet", "show", str(fleet), result.id[:10]]
     message = (result.course or Course()).message

@@ -217,8 +217,8 @@ class Fleet:
         cases that lost and gained most; `changes` has all cases. With fewer than 15 cases, or without numpy
         and scipy, there is no interval, and the sign test decides whether B is better. If the latest `sweep`
         has episodes with these settings, episodes of earlier sweeps are left out. If `map` was called last,
-        episodes of other versions of the work are left out, and so are old episodes whose case was played
-        again after one of its files had changed.
+        and its version of the work has such episodes, those of other versions are left out, and so are old
+        episodes whose case was played again after one of its files had changed.
 
         Args:
             a: Settings that the first set has, by name, such as `{"prompt": "plain"}`.
