@@ -16,6 +16,7 @@ from rows import first_of
 from talks import WIRES, broken_runner, changed_prefixes, chatty, runner_for
 
 from grue import (
+    AnswerSpec,
     Conversation,
     FunctionTools,
     LlmSettings,
@@ -294,3 +295,30 @@ async def test_a_conversation_in_the_caller_s_own_event_loop(server: ScriptedLlm
     talk = runner_for(server).conversation()
     assert (await talk.ask_async("One?")).response == "Answer 1."
     assert (await talk.ask_async("Two?")).response == "Answer 2."
+
+
+def test_a_turn_whose_conversation_cannot_be_written_at_its_end_is_paid_for(
+    tmp_path: Path, server: ScriptedLlmServer
+) -> None:
+    path = tmp_path / "talk.jsonl"
+
+    def delete(text: str) -> str:
+        path.unlink()
+        return text
+
+    with Runner(llm=server.settings) as runner, runner.conversation(path=path) as talk:
+        with pytest.raises(ConversationError, match="was deleted"):
+            talk.ask("Hello.", answer=AnswerSpec(delete))
+        assert runner.spent.requests == 1
+
+
+class Name(str):
+    """A text of a class of its own, such as numpy's `str_`, which messages cannot hold."""
+
+
+def test_names_may_be_texts_of_a_class_of_their_own(tmp_path: Path, server: ScriptedLlmServer) -> None:
+    hall = {Name("hall"): FunctionTools({"look": lambda: "dark"})}
+    with Runner(llm=server.settings, servers=hall, trace=tmp_path / "t.jsonl") as runner:
+        talk = runner.conversation(Name("Answer briefly."), name=Name("talk"))
+        assert talk.ask(Name("Hello."), tools=(Name("hall.*"),)).kind == "answered"
+        assert runner.call(Name("hall.look")).content == "dark"

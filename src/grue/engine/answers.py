@@ -21,7 +21,7 @@ from grue.field_checks import WHERE_TO_DEFINE, shown
 from grue.protocol.answers import fenced_blocks, json_objects
 from grue.protocol.chat_wire.wire_format import UNREADABLE
 from grue.protocol.json_text import is_repetitive, json_value, plain_value, strict_value
-from grue.runtime.loops.host_code import blame
+from grue.runtime.loops.host_code import blame, in_words
 from grue.runtime.safe_text import fault_text, well_formed, well_formed_escapes
 
 if TYPE_CHECKING:
@@ -400,6 +400,13 @@ class AnswerCheck(Generic[T]):
 
 def as_json(answer: object) -> object:
     """Return an answer as a JSON value, for messages and traces."""
+    try:
+        return _as_json(answer)
+    except Exception as error:  # noqa: BLE001 - such as one of its `__repr__`; the answer itself is good
+        return f"[no JSON: {in_words(error)}]"
+
+
+def _as_json(answer: object) -> object:
     if is_repetitive(answer):
         return "[holds itself, or the same parts too often]"
     if isinstance(answer, str | dict) or answer is None:

@@ -28,6 +28,7 @@ from grue.runtime.loading import load
 from grue.runtime.processes.guard import guard
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.processes.process_group import ProcessRegistry
+from grue.runtime.safe_text import well_formed
 from grue.runtime.secrets.secret_forms import secrets_in
 from grue.runtime.trace.recorder import Recorder
 from grue.tool_sessions.connection import Connect, HostsConnection, SeenListing, ToolConnection
@@ -224,7 +225,7 @@ def _server_name(name: str) -> m.ServerName:
             f"'{name}' cannot be the name of a tool server: names may not be empty and may not contain "
             "a dot, because a tool's full name is SERVER.TOOL."
         )
-    return m.ServerName(name)
+    return m.ServerName(well_formed(name))
 
 
 _GLOB = re.compile(r"[*?[]")

@@ -559,9 +559,10 @@ class HostTurn(Generic[T]):
                     past.ran, past.end, past.last_request = True, actors.end, actors.last_request
                 # Also after a failure or a cancellation: the next turn has to know the servers' states.
                 memory.learn(actors.connections)
+            if not isinstance(end, m.TurnWaits):  # here, because `_past` may raise at its end
+                settings.spending.add(end.requests, end.usage)
         if isinstance(end, m.TurnWaits):
             raise TurnPostponed(end)
-        settings.spending.add(end.requests, end.usage)
         self._report_uncounted(number, budget, unpriced=end.requests > 0 and end.usage.cost_usd is None)
         match end:
             case m.TurnCompleted():
@@ -623,7 +624,7 @@ class HostTurn(Generic[T]):
             system=well_formed(request.system),
             user=well_formed(request.user),
             servers=servers_for(request.tools, settings.wiring.servers),
-            tools=None if isinstance(request.tools, bool) else tuple(request.tools),
+            tools=None if isinstance(request.tools, bool) else tuple(map(well_formed, request.tools)),
             answer=self.answer.schema,
             fallback=None if self.answer.fallback is None else as_json(self.answer.fallback),
             limits=limits,

@@ -69,7 +69,11 @@ def written_out(text: str) -> str:
 
 
 def well_formed(text: str) -> str:
-    """Return `text` with U+FFFD in place of lone surrogates, which come, for example, from invalid UTF-8."""
+    """Return `text` with U+FFFD in place of lone surrogates, which come, for example, from invalid UTF-8.
+
+    The result is of the class `str` itself, as messages need it, also if `text` is, say, numpy's `str_`.
+    """
+    text = str.__str__(text)
     if text.isascii():
         return text
     try:

@@ -74,6 +74,16 @@ def test_what_is_a_mistake_of_the_check_is_raised() -> None:
         AnswerCheck(AnswerSpec(parse))("look")
 
 
+def test_an_answer_that_cannot_be_shown_is_accepted() -> None:
+    class Row:
+        def __repr__(self) -> str:
+            raise RuntimeError("the session is closed")
+
+    check = AnswerCheck(AnswerSpec(lambda _: Row()))
+    assert check("look") == AnswerAccepted(answer="[no JSON: RuntimeError: the session is closed]")
+    assert isinstance(check.accepted, Row)
+
+
 @pytest.mark.parametrize("escape", ["\\ud800", "\\uDFFF", "\\ud83d x", "\\\\\\ud800"])
 def test_a_lone_surrogate_never_reaches_the_answer(escape: str) -> None:
     """Whoever reads the JSON: its text is valid, and what Python reads it as would not be."""
