@@ -56,7 +56,7 @@ class Episode:
     ) -> None:
         self._registry = ProcessRegistry()
         self.resources = TurnResources(registry=self._registry, sampling=CurrentSampler())
-        self.users = 0  # how many turns and other pieces of work use the episode (`CurrentEpisode` sets it)
+        self.users = 0  # how many calls of `CurrentEpisode._leave` are still to come
         self.expects_turns = True  # prewarm sessions also for turns that were not submitted yet
         # Each running turn takes a slot. Unless `sessions` is `fresh`, each slot has its own session pool.
         self._slots: list[TurnResources] = []
@@ -199,8 +199,8 @@ class CurrentEpisode:
     """Runs a runner's turns, except those of `Runner.map`, and its tool calls outside turns. Thread-safe.
 
     If `lasting`, all work runs in one event loop, until `close` or until this object is garbage collected.
-    Otherwise the work of `submit` and `run_beside` shares a loop, which ends when none of it is left; a turn
-    of `run` uses this loop while it is open. Other work runs in a new loop, or in its async caller's loop.
+    Otherwise the work of `submit` and `run_beside` shares a loop, in which a turn of `run` runs too if the
+    loop is open; it ends after its last work. Other work runs in a new loop, or in its async caller's loop.
     """
 
     def __init__(

@@ -74,7 +74,8 @@ class Past(Struct, Generic[_Started], kw_only=True):
         max_turns: The last turn limit that was given at a resumption; 0: the limit given at the start holds.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
-        parked: The turn that is parked, which only `Runner.resume` can continue. `None`: no turn is parked.
+        parked: The last turn, if it was parked; only `Runner.resume` can continue it. `None`: it was not
+            parked, or has been resumed since.
     """
 
     started: _Started

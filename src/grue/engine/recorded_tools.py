@@ -156,7 +156,7 @@ class TurnRecord:
         """Return two lists of tools: one recorded with the result of `call`, one when the next batch began.
 
         If `call` is `None`, the first list is the one recorded after the fork's place and before a new call.
-        `None` in place of a list: the list had not changed. Each list is returned only once.
+        `None` in place of a list: it has not changed, or the fork sets it. Each list is returned only once.
         """
         answers: list[tuple[m.ToolDefinition, ...] | None] = [None, None]
         for each in [] if server in self._listings else self._relistings.pop(server, []):
@@ -187,7 +187,7 @@ class TurnRecord:
         return found
 
     def of_task(self, task: m.ToolTask) -> RecordedCall | None:
-        """Return the recorded call that the server ran as this MCP task; `None`: it did not end."""
+        """Return the recorded call that ran as this MCP task; `None`: no such call has a recorded end."""
         tasks = (each for each in self._calls.values() if each.seq and each.call.task == task)
         return next(tasks, None)
 
@@ -304,7 +304,7 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
 
 
 class RecordedApproval(Approval, frozen=True, kw_only=True):
-    """Answers a fork's approval questions as recorded; questions without a record, as `fork.misses` says."""
+    """Answers a fork's approval questions as recorded, or by `fork.approve` if `misses` is not `fail`."""
 
     fork: ForkSettings
 
@@ -468,7 +468,7 @@ class RecordedConnection:
         return await self._live.call(tool, arguments, timeout_s)
 
     async def _agreed(self, ask: Answer, tool: str, arguments: m.JsonObject) -> m.JsonObject:
-        """Ask a person about a call, and return the arguments for it; a denial raises `ToolRefusedError`."""
+        """Ask a person about a call and return the arguments for it, or raise `ToolRefusedError`."""
         self._asked += 1
         named = (each for each in self._tools if each.tool == tool)
         definition = next(named, m.ToolDefinition(server=self._server, tool=tool, input_schema={}))
@@ -481,7 +481,7 @@ class RecordedConnection:
         return arguments if decision.arguments is None else decision.arguments
 
     def _is_as_told(self, tool: str) -> bool:
-        """Return whether the server lists the tool with the definition that the model was sent."""
+        """Return whether the server has the tool as the model was told; if the record is inexact, at all."""
         listed = self._live_listing
         live = tuple(replace(each, server=self._server) for each in listed.tools if each.tool == tool)
         if self._server in self._fork.record.inexact:  # the definitions cannot be compared

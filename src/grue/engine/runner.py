@@ -54,7 +54,8 @@ class Runner(AsyncToolAccess, Closing):
     """Run the turns of one episode.
 
     Use it as a context manager, or call `close`. Thread-safe: with `keep="nothing"` the turns of several
-    threads run in parallel, each in its own event loop. With any other `keep` they run one at a time.
+    threads run in parallel, each in its own event loop. With any other `keep`, and while turns of
+    `start_turn` run, they run one at a time.
 
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of your own. With a list of
@@ -203,7 +204,7 @@ class Runner(AsyncToolAccess, Closing):
 
     @property
     def turn(self) -> int:
-        """Number of the turn that was started last; 0: no turn was started yet."""
+        """Number of the turn that was started last, not counting `map` and `fork`; 0: none was started."""
         return self._memory.turn
 
     @property
@@ -328,7 +329,7 @@ class Runner(AsyncToolAccess, Closing):
         Args:
             trace: The trace file, or its run folder.
             decisions: The answers to the questions of the parked turn (see `parked_turns`). A question
-                without an answer is asked again.
+                without an answer is asked again. If the questions have expired, their calls are denied.
             answer: As in the turn's request. Pass it again, because a trace cannot hold it.
             turn: Number of the turn; `None`: the only turn that can be resumed.
             on_delta: As in the turn's request.

@@ -232,7 +232,7 @@ _GLOB = re.compile(r"[*?[]")
 
 
 def usable_policy(policy: ToolPolicy | None, servers: Mapping[m.ServerName, ToolServer]) -> ToolPolicy:
-    """Return the default policy, or `policy` with the host's function and command servers as trusted."""
+    """Return the policy to use. One that is not the default also trusts the host's functions and commands."""
     policy = settings_or_default("tool_policy", policy, ToolPolicy())
     if policy == ToolPolicy():
         return policy

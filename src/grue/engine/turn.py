@@ -435,9 +435,9 @@ class RestOfTurn(Spending):
         self.spent = whole.spent.less(counted)
 
     def left_for(self, turn: m.RunTurn, episode: Budget, what: str) -> Budget:
-        """Return the turn's budget, at most what `episode` has left; if that is nothing, raise `BudgetSpent`.
+        """Return the budget of the whole turn, at most what `episode` leaves to it.
 
-        `what` begins the error's text.
+        Raises `BudgetSpent` if the recorded part has left nothing of that; `what` begins the error's text.
         """
         self.spent.plus(self._before.requests, self._before.usage).check(episode, what)
         return self.spent.left(episode, turn.limits.budget)

@@ -390,7 +390,8 @@ class KeptConversation:
 
         `replay` adds the entries of the turn's trace to those before the turn (`began`). It is not called for
         a conversation without a file, which has the entries in memory. `parked` says how far the turn had
-        come. `asks_again`: the turn repeats its last request, so the reply to that request is dropped.
+        come. `asks_again`: the turn repeats its last request, so the reply to that request must be dropped:
+        by `replay`, if it is called.
         """
         mark = self.require_open(parked.turn, began)
         with self.held():
@@ -405,7 +406,7 @@ class KeptConversation:
             self._write_now()
 
     def asked(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other callers out of `ask` and `resume` within the block, or raise `ConversationBusy`."""
+        """Let no other `ask` or `resume` run in the block; raises `ConversationBusy` if one runs already."""
         return self._holding(self._in_ask)
 
     def held(self) -> contextlib.AbstractContextManager[None]:
@@ -564,8 +565,8 @@ class KeptConversation:
         try:
             self._file.append(lines)
         except ConversationError as error:
-            # Keep the error for `_require_saved`. If the LLM actor has called this method, the error ends
-            # that actor, and the host gets another exception.
+            # Keep the error for `_require_saved`. If it ends the LLM actor, the turn raises `ActorCrashed`;
+            # then `_require_saved` raises the kept error instead.
             self._failed = error
             raise
 
@@ -638,7 +639,7 @@ def is_parked_still(end: object, parked: TurnMark | m.TurnParked) -> bool:
     """Return whether a resumed turn failed to start a server before it had sent a call or used a reply."""
     if not (isinstance(end, m.TurnFailed) and isinstance(end.failure, m.ServerFailure)):
         return False
-    # A call of a later reply, or a call that was sent, has another answer than while the turn was parked.
+    # The calls with a new answer: they were sent or refused since, or are calls of a later reply.
     changed = {each.call_id for each in end.untold if each not in parked.untold}
     not_sent = ("skipped", "rejected", "denied")
     return changed <= {each.call_id for each in end.tool_calls if each.settlement in not_sent}
@@ -647,7 +648,7 @@ def is_parked_still(end: object, parked: TurnMark | m.TurnParked) -> bool:
 def taken_up(
     file: conversation_file.ConversationFile, began: m.HistoryReference, replay: Callable[[History], None]
 ) -> tuple[History, list[bytes]]:
-    """Return the history up to the end of a turn, and the lines to append to the file for this turn."""
+    """Return the history before a turn plus what `replay` adds, and the lines to append to `file` for it."""
     saved = conversation_file.read_conversation(file.path)
     found = conversation_file.begin_of_turn(saved, began)
     if found is None:
@@ -666,7 +667,7 @@ def taken_up(
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
-    """Return `command`. If it has a context policy, add the tokens of `entries` and the bytes per token."""
+    """Return `command`. With a context policy and `entries`, add their sizes and the bytes per token."""
     if command.context is None or not entries:
         return command
     # Limit the ratio, because an endpoint can report any number of tokens.

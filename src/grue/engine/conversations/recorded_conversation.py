@@ -63,9 +63,9 @@ def resume_conversation(
 ) -> tuple[KeptConversation, dict[m.ServerName, tuple[m.ToolDefinition, ...]]]:
     """Return a conversation that a trace holds, and the tools that each server last listed on opening.
 
-    `name`: the conversation's id (`turn-N` for a turn in no conversation); `None`: the last turn's
-    conversation. Raises `ConversationError` if the trace lacks the conversation or a part of it, or a secret
-    was redacted in it.
+    `name`: the conversation's id (`turn-N` for a turn in no conversation); `None`: that of the last turn.
+    Forks count only for what the other turns lack. Raises `ConversationError` if the trace lacks the
+    conversation or a part of it, or a secret was redacted in it.
     """
     points = _branch_points(open_episode(path))
     reader, forks = TalkReader(points), TalkReader(points)
@@ -302,10 +302,10 @@ def _resume(talk: Talk, resumed: m.Resumption) -> None:
 
 
 class RecordedTurn:
-    """The last part of a turn, as the trace has it, and the entries that were added in its earlier parts.
+    """The last part of a turn, as the trace has it, and what was said in its earlier parts.
 
-    A new part begins each time the turn is resumed. `said` has, from all parts, the messages that change a
-    conversation; a `ReplyDropped(request=0)` among them drops a recorded reply whose request is sent again.
+    A new part begins each time the turn is resumed. `said` has the requests, replies and rewrites of all
+    parts; a `ReplyDropped(request=0)` among them drops a recorded reply whose request is sent again.
     """
 
     def __init__(self, begun: EpisodeEnvelope, run: m.RunTurn, before: "RecordedTurn | None") -> None:
@@ -510,11 +510,11 @@ class RecordedTurn:
         self._tasks[called.call_id] = m.OpenTask(server=called.server, call=call)
 
     def _state(self, path: str | PathLike[str]) -> s.Transition:
-        """Return the turn's state after the last recorded event, and the commands that follow from it."""
+        """Return the state after the recorded events, and the last commands; if `_cancelled`, before that."""
         state: s.TurnState = s.Idle()
         commands: s.Commands = ()
         for event in self.events:
-            # An agent that has said nothing was cancelled before it read `RunTurn`.
+            # A turn with `waits` can go on from here. An agent that has said nothing has not read `RunTurn`.
             if isinstance(event, m.TurnInterrupted) and (self.run.waits or not self._agent_spoke):
                 self._cancelled = True
                 break

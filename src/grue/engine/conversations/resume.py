@@ -101,8 +101,8 @@ def resumed_turn(
 ) -> Iterator[HostTurn[Any]]:
     """Record `TurnResumed`, and yield the resumed turn. The turn counts as running within the `with` block.
 
-    `counted`: if `writer` has recorded that the turn was parked, the runner's spending already includes what
-    the turn had spent. Raises as `Runner.resume` does.
+    `counted`: the runner's spending already includes what the turn had spent, if `writer` has written the
+    turn's last message. Raises as `Runner.resume` does.
     """
     under_way = settings.wiring.under_way
     with contextlib.ExitStack() as running:

@@ -135,9 +135,9 @@ class OwnedSession:
         """Call a tool, after the session's current call. Cancellation cancels only this call.
 
         The decision to call was based on `definition`, by default the present one. `turn`: the turn that the
-        call is recorded in, or 0. Raises `TimeoutError` if there is no answer within `timeout_s` of the
-        sending, `NotAsDecided` if the server lists the tool with another definition or not at all, and
-        `MCPError` if the session ends before the answer.
+        call is recorded in; 0: that of the session. Raises `TimeoutError` if there is no answer within
+        `timeout_s` of the sending, or within the server's own limit; `NotAsDecided` if the server lists the
+        tool with another definition or not at all; `MCPError` if the session ends before the answer.
         """
         async with self._one_call_at_a_time:
             if self.died is not None:

@@ -88,6 +88,7 @@ class ToolAccess(ABC):
             name: `SERVER.TOOL`.
             arguments: A JSON object; `None`: no arguments.
             timeout_s: Limit in seconds, from the sending of the call; `None`: `limits.tool_call_timeout_s`.
+                If the server's `call_timeout_s` is smaller, that counts.
             check: Raise an error for a failed call. By default, such a call returns an error result.
             turn: Number of the turn that the call is recorded in, for a host that makes the calls of a reply
                 itself; 0: the call belongs to no turn.

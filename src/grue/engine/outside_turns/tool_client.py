@@ -54,9 +54,9 @@ class ToolClient(ToolAccess):
         recorder: Records the sessions' messages; `None`: they are not recorded.
         process_limits: How server processes are ended, and how large their messages may be.
         elicit: A coroutine function that asks the user a server's question; `None`: questions are declined.
-        max_reconnects: How often each server that has died is connected again, before the next call to it.
-            If that fails, later calls do not try again. `None`: no limit, and `tools()` connects again, too.
-            The call during which a server died is never repeated.
+        max_reconnects: How often in all a server that has died is connected again, each time before the next
+            call to it. After a failure, later calls do not try again. `None`: no limit, and later calls and
+            `tools()` try again. The call during which a server died is never repeated.
 
     Raises:
         MCPConfigError: An argument cannot be used, for example a server's name.
@@ -277,8 +277,9 @@ def decisions_about(
 ) -> dict[str, ApprovalDecision]:
     """Return the decisions about the questions, by call id.
 
-    `answer` is `True` (approve all), `False` (deny all), or decisions. A decision is ignored if none of the
-    questions has its call id, arguments and tool definition.
+    `answer` is `True` (approve all), `False` (deny all), or decisions. A decision is ignored if its call id,
+    tool, definition and original arguments are those of no question. Decisions that contradict each other
+    deny the call.
     """
     asked = tuple(questions)
     if isinstance(answer, bool):
