@@ -186,7 +186,7 @@ class LLMError(MCPError):
         reason: Why it failed, as a word that programs can compare: `key`, `permission`, `credit`, `rate`,
             `overloaded`, `region`, `model`, `tools`, `content`, `too_long`, `request`, `address`,
             `connection`, `timeout` or `reply`; empty if it is not known.
-        status: HTTP status, or `None` if there was no reply.
+        status: HTTP status; `None`: no reply came, or only a part of one.
         retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; else `None`.
         endpoint: Base URL without credentials, or the class of the host's own LLM client.
         tool_calls: The tool calls of the turn so far (`ToolCallRecord`).

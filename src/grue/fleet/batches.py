@@ -2,7 +2,8 @@
 
 A batch may take hours, and the work cannot be paused. So at the first request without a reply the attempt
 ends, and the request is stored. When its reply has arrived, the episode is played again from its beginning,
-with the stored replies. Tools are called again too. If the requests are not repeated, the episode fails.
+with the stored replies. Tools are called again too. If the attempt comes to a request without a reply, and
+has not asked for the last stored reply, the episode fails.
 
     DIR/ab/ID/requests.jsonl   the requests of the episode ID, whose first two digits are `ab`
     DIR/ab/ID/replies.jsonl    their replies

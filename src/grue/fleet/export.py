@@ -446,7 +446,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 def query(sql: str, episodes: Iterable[EpisodeRow], exported: Sequence[Path] = ()) -> Answer:
-    """Run a query on `TABLES`: the rows of `episodes` and those in the folders `exported`. Needs DuckDB.
+    """Run a query on `TABLES`, made from `episodes` and from the folders `exported`. Needs DuckDB.
 
     Raises `FleetError` if DuckDB refuses the query, for example.
     """
