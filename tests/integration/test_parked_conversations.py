@@ -202,6 +202,18 @@ def test_another_process_goes_on_with_the_saved_conversation(place: Place, by: s
     place.agree()
 
 
+def test_the_file_of_a_conversation_that_was_closed_gets_the_resumed_turn(place: Place) -> None:
+    runner = place.runner(trace=True)
+    talk = place.park(runner)
+    talk.close()
+    runner.resume(place.trace, [question.approve() for question in talk.questions])
+    with Conversation.load(place.talk, runner) as loaded:
+        assert loaded.parked_turn is None
+        assert loaded.ask("And now?").response == "Answer 3."
+    close(runner)
+    place.agree()
+
+
 @pytest.mark.slow
 def test_a_conversation_without_a_file_goes_on_from_its_trace(place: Place) -> None:
     first = place.runner(trace=True)

@@ -252,7 +252,7 @@ def conversation_of(
         raise ConversationError(
             f"Turn {number} of {trace} belongs to the conversation {began.conversation}, not to {given.id}."
         )
-    held = given or wiring.under_way.conversations.get(began.conversation)
+    held = given or _of_runner(began, wiring)
     kept = held or _found(began, number, trace)
     try:
         mark = kept.require_open(number, began)
@@ -269,6 +269,13 @@ def conversation_of(
     finally:
         if held is None:
             kept.close()
+
+
+def _of_runner(began: m.HistoryReference, wiring: Wiring) -> KeptConversation | None:
+    """Return the runner's conversation; `None`: it has none, or has closed it, and its file is there."""
+    kept = wiring.under_way.conversations.get(began.conversation)
+    closed = kept is not None and kept.path is None and began.file
+    return None if closed and Path(began.file).is_file() else kept
 
 
 def _found(began: m.HistoryReference, number: int, trace: str | PathLike[str]) -> KeptConversation:
