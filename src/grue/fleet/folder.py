@@ -414,7 +414,7 @@ def _commit_at(folder: Path, commit: Commit) -> bool:
 
 
 def _rename_into_place(draft: Path, held: Path) -> bool:
-    """Rename a new folder with the commit `draft` to `held`; return `False` if `held` has a commit."""
+    """Move the commit `draft` into a new folder, and rename that to `held`; `False`: `held` has a commit."""
     holder = Path(tempfile.mkdtemp(prefix=f".{held.name}.", dir=held.parent))
     try:
         draft.rename(holder / COMMIT)

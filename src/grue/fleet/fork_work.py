@@ -2,7 +2,8 @@
 
 Each turn has two cases that differ in the setting `fork`: `recorded` repeats what the trace holds, `changed`
 runs the turn again with the change. The scores: `score` (1: the turn was answered, not by its fallback),
-`same_answer` and `same_calls` (1: as recorded), `requests`, `tool_calls`.
+`same_answer` (1: `score` is 1, and the answer is as recorded), `same_calls` (1: the calls are as recorded),
+`requests` and `tool_calls`. If the trace lacks the turn's end, all scores of the case `recorded` are 0.
 """
 
 import contextlib
@@ -53,7 +54,7 @@ class ForkCase(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @work(files=("trace",), scores=_SCORES, settings=ForkCase)
 def fork_again(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Repeat a recorded turn, or fork it; raises an `MCPError`, such as `ForkMissed`, if the fork fails."""
+    """Repeat a recorded turn, or fork it. Raises an `MCPError` if it cannot be forked or its fork fails."""
     settings = msgspec.convert(case, ForkCase)
     run = read_run(settings.trace, settings.turn, settings.at)
     ends = (each.body for each in reversed(run.envelopes) if isinstance(each.body, m.TurnEnd))
@@ -134,7 +135,7 @@ class TurnToFork(Struct, frozen=True, kw_only=True):
 
 _NAMES = tuple(name for name in TurnToFork.__struct_fields__ if name != "at")
 _CONDITION = re.compile(r"\s*(\w+)\s*(!=|=|~|>|<)\s*(.*?)\s*", re.DOTALL)
-# Not as meant: `tool != shop AND calls > 3` and `tool != "shop"` would be true for all turns.
+# Values to refuse: `tool != shop AND calls > 3` and `tool != "shop"` would be true for all turns.
 _NO_VALUE = re.compile(r"(['\"]).*\1|.*\sand\s+\w+\s*[!=~<>].*", re.DOTALL | re.IGNORECASE)
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -199,11 +200,11 @@ def _check(name: str, sign: str, wanted: str, written: str) -> Callable[[TurnToF
 
 
 def turns_in(folder: Path) -> Iterator[TurnToFork]:
-    """Yield the turns of all traces below `folder`, or of a file. Leave out forks and replaced turns."""
+    """Yield the turns of the traces below `folder`, or of the trace `folder`; no forks, no replaced turns."""
     # A turn is replaced if it has no end, and a later turn of the trace has its number.
     traces = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     for path in traces:
-        with contextlib.suppress(TraceError):  # the file is not a trace, or was cut short
+        with contextlib.suppress(TraceError):  # the file is not a trace, or a damaged one
             if not _is_of_a_fork(path):
                 yield from _turns_of(path)
 
@@ -222,7 +223,7 @@ def _turns_of(path: Path) -> Iterator[TurnToFork]:
     # Each resumption of a parked turn records another `RunTurn`. `parts` maps the number of each `RunTurn` to
     # the number of the first `RunTurn` of the same turn.
     parts: dict[int, int] = {}
-    last: dict[int, int] = {}  # by turn number: the first message's number in the last such turn
+    last: dict[int, int] = {}  # by turn number: the number of the first message of the last such turn
     goes_on: set[int] = set()  # the numbers of the first messages of turns that continue a conversation
     episode = open_episode(path).header.episode
     for line, fork in with_forks(path, recorded_forks(path)):

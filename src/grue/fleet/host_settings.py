@@ -90,8 +90,8 @@ def require_usable(base_url: str | None) -> None:
 
 
 def chosen_endpoint(llm: LlmSettings, base_url: str | None, model: str | None) -> LlmSettings:
-    """Return `llm` with another base URL and model, if given. `llm`'s key is not sent to another URL."""
-    # The fallback models are left out too: they belong to the URL and the model of `llm`.
+    """Return `llm` with another base URL and model, if given. The environment has the key for another URL."""
+    # The fallback models are left out: they belong to the URL and the model of `llm`.
     if base_url is not None and base_url != llm.base_url:
         llm = replace(llm, base_url=base_url, api_key=None, then=())
     if model is not None and model != llm.model:
@@ -109,13 +109,13 @@ def continue_interrupted(episode: Episode) -> bool:
 
 
 def error_of_failed(episode: Episode, said: str) -> MCPError:
-    """Return the error of the last turn, if that turn has failed; otherwise an error with the text `said`."""
+    """Return the error of the last ended turn if that turn has failed, else an error with the text `said`."""
     end = last_failure(episode.trace)
     return MCPError(said) if end is None else error_for(end)
 
 
 def begin_again(episode: Episode) -> None:
-    """Remove what `continue_interrupted` has copied, because the interrupted attempt cannot be resumed."""
+    """Empty the attempt's folder, but keep `LEFT_OUT`: the interrupted attempt cannot be resumed."""
     for entry in episode.folder.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry)

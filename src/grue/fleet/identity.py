@@ -59,7 +59,7 @@ def episode_id(work: str, version: str, case: Case, files: Mapping[str, str]) ->
 
 
 def _secret_name(name: str, value: object, *, inside: bool = False) -> str:
-    """Return the first name in a setting that suggests a secret and has a text as its value, or ""."""
+    """Return the first name in a setting that suggests a secret and holds a text or texts; else ""."""
     found: Iterable[str] = ()
     match value:
         case str() if looks_secret(name) and not (inside and name.lower() in _DATA):

@@ -182,7 +182,7 @@ class LocalEngine:
                 self._fail(f"No worker process can be started: {error}.")
 
     def _wait(self) -> None:
-        """Wait for a report, an end, a late worker, the next start or `_wake`; then look at each worker."""
+        """Wait for `_wake`, a due start, or a worker that reports, ends or is late; then look at each."""
         soonest = min(worker.until for worker in self._workers) if self._workers else math.inf
         if self._jobs and self._failing_since < math.inf:
             soonest = min(soonest, self._start_at)

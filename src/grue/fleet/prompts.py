@@ -128,7 +128,7 @@ def compare_prompts(
     """Run a turn for each prompt and case, and return a table of the results, which `print` shows. Blocks.
 
     Args:
-        runner: The runner that runs the turns. If it writes a trace, each call numbers its turns from 1.
+        runner: Runs the turns. In its trace, the turns of each call of this function have numbers from 1.
         prompts: Two or more system texts by name.
         cases: Pairs of the user's text and the expected answer.
         score: Gets the answer and the expected answer, and returns a number; larger is better. `None`: 1 if

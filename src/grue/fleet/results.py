@@ -26,8 +26,8 @@ DEFAULT_SCORE = "score"  # the score that commands use if none is named
 _MOST_LINE = 2**20
 
 # `scored` and `failed` are results. `infrastructure`: the machine, the network or a server failed in the last
-# attempt; `unpaid`: the budget refused one of its requests; `interrupted`: the last attempt was cut off, runs
-# or waits for a batch; `damaged`: the episode's files cannot be read.
+# attempt; `unpaid`: the budget refused one of its requests; `interrupted`: no attempt has begun, or the last
+# was cut off, runs or waits for a batch; `damaged`: the episode's files cannot be read.
 ResultOutcome: TypeAlias = Literal["scored", "failed", "infrastructure", "unpaid", "interrupted", "damaged"]
 _Stamp: TypeAlias = tuple[int, int, int]
 
@@ -80,7 +80,10 @@ class Result(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The scores by name: the work's, `SCORER@VERSION`, and `SCORER` for its newest version."""
+        """The scores by name: the work's, and those of scorers as `SCORER@VERSION`.
+
+        `SCORER` is the score of its newest version, unless the work has a score of that name.
+        """
         found = dict(self.end.scores) if self.end is not None and self.outcome == "scored" else {}
         for mark in sorted(self.marks, key=lambda mark: _in_order(mark.version), reverse=True):
             found.setdefault(mark.scorer, mark.score)
@@ -127,8 +130,8 @@ def results(fleet: Path) -> Iterator[Result]:
 def of_latest_sweep(fleet: Path, found: list[Result]) -> tuple[list[Result], int]:
     """Return those of `found` that are in the latest sweep, or all if none is; and how many are left out.
 
-    After `Fleet.map`, there is no sweep: then leave out episodes of other versions of the work. If episodes
-    differ only in the content of the case's files, take the one that is last in `named.txt`.
+    After `Fleet.map`, there is no sweep: then leave out episodes of other versions of the work. Then, too,
+    if episodes differ only in the content of the case's files, leave out all but the last in `named.txt`.
     """
     ours = _latest_of(fleet, found)
     return (ours, len(found) - len(ours)) if ours else (found, 0)
@@ -296,7 +299,7 @@ class Passing(Struct, frozen=True):
 
     @classmethod
     def of(cls, scores: Iterable[float], worst: float | None, *, lower_is_better: bool) -> "Passing":
-        """Without `worst`, only 1 (0 if lower is better) passes if all scores are in 0..1; else all pass."""
+        """Decide which scores pass. `worst=None` becomes 1 (0 if lower is better) if all are in 0..1."""
         known = list(scores)
         if worst is None and known and all(0 <= score <= 1 for score in known):
             worst = 0.0 if lower_is_better else 1.0

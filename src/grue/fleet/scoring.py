@@ -138,7 +138,7 @@ def _schema_text(schema: str | m.JsonObject) -> str:
 
 @functools.lru_cache(maxsize=16)
 def _schema_check(schema: str) -> Any:
-    import jsonschema_rs  # takes 6 MB, and only this function needs it
+    import jsonschema_rs  # takes 6 MB, and only a scorer with a schema needs it
 
     written = msgspec.json.decode(schema)
     if not isinstance(written, dict | bool):
@@ -218,7 +218,7 @@ class Scoring(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_scoring(written: str) -> Scoring:
-    """Read scorers from a TOML file, or make one of `module:function`; may raise an `MCPError`."""
+    """Read scorers from a TOML file, or make a scorer from `module:function`; may raise an `MCPError`."""
     if not written.endswith(".toml") and ":" in written:
         scoring = Scoring(scorer={written.rpartition(":")[2]: Scorer(function=written)})
     else:
@@ -307,7 +307,7 @@ class ScoreTally(Struct):
 
     total: int = 0  # episodes that this run has to score
     done: int = 0  # those of `total` that have all scores now
-    before: int = 0  # episodes that had all scores before this run
+    before: int = 0  # episodes that had all scores before, and are not scored again
     failed: int = 0  # episodes whose scorers failed, died or took too long
     unpaid: int = 0  # episodes for which the budget refused a request
     without_trace: int = 0  # finished episodes to score whose trace was not kept

@@ -51,7 +51,7 @@ def completed(settings: dict[str, Any]) -> dict[str, Any]:
 
 @work(files=("agent",), scores=("score", "turns", "steps", "requests"), settings=TaskCase, complete=completed)
 def run_task(case: dict[str, Any], episode: Episode) -> dict[str, float]:
-    """Run the case's task; return the scores. Raises an `MCPError` if the run or a required server failed."""
+    """Run the case's task; return the scores. Raises an `MCPError` if it fails or lacks a required server."""
     settings = msgspec.convert(case, TaskCase)
     config = load_config(settings.agent)
     original, config.workspace = config.workspace, episode.folder / _WORKSPACE

@@ -35,12 +35,12 @@ class Sweep(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of a sweep's file.
 
     Attributes:
-        work: The function that plays an episode, as `module:name`, or the name of one of grue's own hosts.
+        work: The function that plays an episode: `module:name`, `/path/file.py:name`, or one of grue's hosts.
         version: Version of the work; a new version makes new episodes. `None`: as the work declares.
         grid: The names of settings, each with its values: a list, or `{first = 0, last = 39}`.
         cases: Groups of settings that belong together, such as a question and its expected answer. Each group
             is played with each combination of the values in `grid`.
-        settings: Settings that all cases have.
+        settings: Settings of all cases; the values in `grid`, `cases` and `include` take precedence.
         include: Further cases. Each has the common `settings` too, but is not combined with `grid`.
         exclude: Groups of settings; a case that has all settings of at least one group is left out.
         repetitions: How many episodes each case has.

@@ -251,7 +251,7 @@ def contains(answer: str, expected: str | float) -> bool:
 
 
 def plain_text(text: str, most: int = 200) -> str:
-    """Return the first `most` characters, fit for UTF-8. Calls no method of a subclass of `str`."""
+    """Return the first `most` characters, lone surrogates escaped. Calls no method of a subclass of `str`."""
     return str.encode(str.__getitem__(text, slice(most)), "utf-8", "backslashreplace").decode()
 
 

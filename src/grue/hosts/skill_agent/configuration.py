@@ -64,7 +64,7 @@ class AgentConfig(Struct, kw_only=True):
         optional_servers: Servers without which the run goes on if they cannot be connected.
         on_connect_failure: What happens if a server that is not optional cannot be connected. `skip`: the run
             goes on without it. `raise`: the run goes on without any server.
-        reconnect: Whether a server that has died is connected again, at most once.
+        reconnect: Whether a server that has died is connected again; once, so not after its second death.
         on_step_failure: `continue`: the model reads the error. `stop`: the run ends. `retry`: a read-only or
             idempotent step is tried again up to `retries` times before the model reads the error.
         policy: Its patterns match actions of the agent (`agent.write_file`) and MCP tools (`files.read`).

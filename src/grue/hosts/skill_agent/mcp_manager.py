@@ -173,7 +173,7 @@ class McpManager:
             ToolCallTimedOut: No answer in time. The tool may have had an effect.
             ToolServerDied: The server died during this call. Or it died earlier, and is not connected again.
             MCPServerStartupError: The server had died, and connecting it again failed.
-            MCPError: The manager is not connected.
+            MCPError: The manager is not connected, or `arguments` or `timeout` has a wrong type.
             KeyboardInterrupt: Ctrl-C was pressed. The call is cancelled; the session stays open.
         """
         connected = self._opened()
@@ -212,7 +212,10 @@ class McpManager:
         return self._opened().client.request(server, method, params)
 
     def request_all(self, server: str, method: str) -> tuple[m.JsonObject, ...]:
-        """Request a list, such as `skills/list`, and return its items. May raise `MCPError`, as `request`."""
+        """Request a list, such as `skills/list`, and return its items.
+
+        Raises `ValueError` if `method` does not request a list, and otherwise the errors of `request`.
+        """
         return self._opened().client.request_all(server, method)
 
     def _opened(self) -> _Connected:
