@@ -32,6 +32,10 @@ class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like
     """The tool's definition has changed since the call was allowed, or the tool is gone. Nothing was sent."""
 
 
+class NotSent(MCPError):  # noqa: N818 - named as the fact it reports, like the messages
+    """The session had ended before the call could be sent."""
+
+
 class CancellableConnection(WrappedConnection):
     """A connection that stays usable if another task cancels its current call by the scope `calling`."""
 
@@ -70,6 +74,7 @@ class OwnedSession:
         self.connection = connection
         self.fault: BaseException | None = None  # the unexpected exception that ended the session
         self._fault_raised = False
+        self._closing = False
         self.tools: tuple[m.ToolDefinition, ...] = ()
         self.serves_unlisted = False
         self.closed: m.SessionClosed | None = None
@@ -137,11 +142,15 @@ class OwnedSession:
         The decision to call was based on `definition`, by default the present one. `turn`: the turn that the
         call is recorded in; 0: that of the session. Raises `TimeoutError` if there is no answer within
         `timeout_s` of the sending, or within the server's own limit; `NotAsDecided` if the server lists the
-        tool with another definition or not at all; `MCPError` if the session ends before the answer.
+        tool with another definition or not at all; `NotSent`, or another `MCPError`, if the session ends
+        before the call or before the answer.
         """
         async with self._one_call_at_a_time:
             if self.died is not None:
-                raise MCPError(self.died.cause)
+                raise NotSent(self.died.cause)
+            if self._closing or not self.alive:
+                self.raise_fault()
+                raise NotSent(f"the session has ended: {self._why_ended()}") from self.fault
             settlement = await self._settlement(tool, arguments, timeout_s, definition, turn)
             blocks = () if self._client is None else self._client.blocks
         match settlement:
@@ -197,7 +206,9 @@ class OwnedSession:
         """
         if not self.alive:
             return
-        self._take_back_call()
+        self._closing = True
+        if self.usable:  # otherwise the call fails by itself, and its caller has to learn why
+            self._take_back_call()
         if hurried or self._actor is None or not self._opened.done():
             self.hurry()
         else:

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from grue import errors
 from grue import messages as m
-from grue.engine.outside_turns.owned_session import NotAsDecided, OwnedSession
+from grue.engine.outside_turns.owned_session import NotAsDecided, NotSent, OwnedSession
 from grue.engine.tool_servers import startup_limits
 from grue.engine.turn import TurnSettings, error_for, refuse_inside_turn
 from grue.engine.turn_actors import TurnResources
@@ -127,6 +127,7 @@ class ServerSessions:
         only if the tool still has it. If the call failed, raises `MCPToolCallError`, often a subclass.
         """
         server, tool = self._split(name)
+        waited = False
         for _ in range(_MAX_JUDGEMENTS):
             session = await self._session(server, again=True)
             judged = self._judged(session, server, tool, name)
@@ -144,6 +145,10 @@ class ServerSessions:
             except errors.TraceError:
                 raise
             except errors.MCPError as error:
+                # While the call waited for another one, its session has ended: use the next session, once.
+                if isinstance(error, NotSent) and not waited:
+                    waited = True
+                    continue
                 raise _failed(errors.ToolServerDied, name, tool_results.call_failed(str(error))) from error
         else:
             raise _failed(errors.ToolChanged, name, tool_results.call_failed(tool_results.NOT_AS_DECIDED))

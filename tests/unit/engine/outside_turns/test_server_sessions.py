@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 from scripted_server import ScriptedConnection, ScriptedServer
 
 from grue.engine.outside_turns.server_sessions import ServerSessions, SessionSources, with_sessions
@@ -19,11 +20,13 @@ from grue.messages import (
     ServerRequested,
     SessionClosed,
     ToolCalled,
+    ToolCallResult,
     ToolReturned,
 )
 from grue.policies import TurnLimits
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.fake_tools import FakeToolServer
+from grue.tool_sessions.connection import ConnectionStatus
 from grue.tool_sessions.failures import ToolRefusedError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -230,6 +233,50 @@ async def test_calls_at_the_same_time_count_one_reconnect_of_the_server_that_has
             for _ in range(3):
                 group.start_soon(cave.dig)
     assert cave.times(OpenSession) == 3
+    await cave.sessions.close()
+
+
+async def test_a_call_that_waited_for_the_one_during_which_the_server_died_has_the_next_session() -> None:
+    cave = Cave(1)
+    cave.server.dies("dig")
+    cave.server.answers("dig", "a hole")
+    await cave.sessions.connect([A])
+    results: list[object] = []
+
+    async def dig() -> None:
+        try:
+            results.append(await cave.dig())
+        except ToolServerDied:
+            results.append("died")
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(dig)
+    assert results == ["died", "a hole", "a hole"]
+    assert (cave.times(OpenSession), cave.times(ToolCalled)) == (2, 3)
+    await cave.sessions.close()
+
+
+class Collapsing(FakeToolServer):
+    """A server whose process is gone for a minute before a call learns of it."""
+
+    async def call(self, tool: str, arguments: JsonObject, timeout_s: float) -> ToolCallResult:
+        if not self.calls:
+            self.status = ConnectionStatus(alive=False)
+            await anyio.sleep(60)
+            self.status = ConnectionStatus()
+        return await super().call(tool, arguments, timeout_s)
+
+
+async def test_a_call_during_which_the_server_died_is_not_said_to_be_cancelled() -> None:
+    cave = Cave(1)
+    cave.server = Collapsing("a")
+    cave.sessions = ServerSessions(replace(cave.sessions._sources, connect={A: cave.server}))
+    async with anyio.create_task_group() as group:
+        group.start_soon(cave.dies)
+        await anyio.sleep(1)
+        cave.server.answers("dig", "a hole")
+        assert await cave.dig() == "a hole"
     await cave.sessions.close()
 
 
