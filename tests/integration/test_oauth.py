@@ -32,6 +32,7 @@ from grue.tool_sessions.server_specs import HttpServer
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
+import httpx2
 from auth_server import Guarded, guarded_server, press_yes
 
 from grue.transports.mcp.login import LoginRefused, log_in, log_out
@@ -582,3 +583,32 @@ def test_a_cancellation_keeps_the_lock_until_the_token_is_written(guarded: Guard
     found = TokenStore(server).load()
     assert found is not None
     assert found.access_token in guarded.issuer.access, "what was issued is on file"
+
+
+def test_a_session_that_ends_in_mid_refresh_keeps_the_login(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The issuer accepts a refresh token only once, so a reply that is dropped would lose the login."""
+    server = logged_in(guarded)
+    guarded.issuer.end_access()
+    exchange, asked = guarded.issuer.exchange_refresh_token, threading.Event()
+
+    async def slow(*words: Any) -> Any:
+        token = await exchange(*words)
+        asked.set()
+        await anyio.sleep(0.25)
+        return token
+
+    monkeypatch.setattr(guarded.issuer, "exchange_refresh_token", slow)
+
+    async def cancelled_in_mid_refresh() -> None:
+        authorizer = Authorizer(server, TokenStore(server), lambda _name, _value: None)
+        used = await authorizer.token()
+        refusal = httpx2.Response(401, request=httpx2.Request("POST", server.url))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(authorizer.renew, used, refusal)
+            await anyio.to_thread.run_sync(asked.wait, 30)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(cancelled_in_mid_refresh)
+    assert echoed(server) == "hi"

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from grue import messages as m
@@ -229,8 +230,8 @@ class WrappedConnection:
 class HostsConnection(WrappedConnection):
     """A connection that the host's `connect` makes, with checks of what its methods return.
 
-    Raises `TypeError` if `connect`, `open` or a call returns a value of a wrong type, and `ValueError` if the
-    trace could not be read because of a tool's schema. These errors, and those that the host's methods raise,
+    Raises `TypeError` if `connect` or a method returns a value of a wrong type, and `ValueError` if the trace
+    could not be read because of a tool's definition. These errors, and those that the host's methods raise,
     are marked as the host's. In place of a result that cannot be recorded, the model gets an error.
     """
 
@@ -261,9 +262,7 @@ class HostsConnection(WrappedConnection):
     async def open(self, timeout_s: float) -> Listing:
         """Open the host's connection."""
         with self._calling():
-            listing = _returned(Listing, await super().open(timeout_s))
-            tool_results.refuse_deep_schemas(listing.tools)
-        return listing
+            return _usable(_returned(Listing, await super().open(timeout_s)))
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a tool."""
@@ -279,8 +278,7 @@ class HostsConnection(WrappedConnection):
         """Return all tools if they have changed; `None`: no change is known, or listing failed."""
         with self._calling():
             tools = await super().refresh_tools(timeout_s)
-            tool_results.refuse_deep_schemas(tools or ())
-        return tools
+            return None if tools is None else _usable(Listing(tools=tools, protocol_version="")).tools
 
     async def call_with_blocks(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> _WithBlocks:
         """Call a tool. Return its result, and the content blocks if the connection keeps them."""
@@ -296,7 +294,8 @@ class HostsConnection(WrappedConnection):
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
         """Return why the host's connection would refuse to send this call; `None`: no reason is known."""
         with self._calling():
-            return await super().refusal(tool, arguments)
+            reason = await super().refusal(tool, arguments)
+            return None if reason is None else _returned(str, reason)
 
     async def still_there(self, timeout_s: float) -> bool:
         """Return whether the session seems usable."""
@@ -308,6 +307,12 @@ class HostsConnection(WrappedConnection):
         """The state of the host's connection."""
         with self._calling():
             return super().status
+
+
+def _usable(listing: Listing) -> Listing:
+    tool_results.refuse_deep_schemas(listing.tools)
+    # A Struct does not check its fields. Check them here: the trace could not be read with a wrong type.
+    return msgspec.convert(msgspec.to_builtins(listing), Listing)
 
 
 def _recordable(result: m.ToolCallResult) -> m.ToolCallResult:

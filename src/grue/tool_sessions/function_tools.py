@@ -732,7 +732,8 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
         if isinstance(value, m.ToolCallResult):
             blocks = tuple(map(json_value, plain.pop("blocks") or ()))
             parts: dict[str, Any] = {name: json_value(part) for name, part in plain.items()}
-            return m.ToolCallResult(**parts | {"blocks": blocks})
+            # `convert` refuses a field of a wrong type, with which the trace could not be read.
+            return msgspec.convert(parts | {"blocks": blocks}, m.ToolCallResult)
         return tool_results.success(plain)
     except BaseException as raised:
         error = single(raised)

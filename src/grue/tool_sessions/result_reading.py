@@ -305,11 +305,17 @@ _VALUES: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 
 
 def _opened(value: object) -> object:
-    """Decode only the first level of a value that is raw JSON: its members or items stay raw JSON."""
+    """Decode only the first level of a value that is raw JSON: its members or items stay raw JSON.
+
+    A number that msgspec cannot decode, such as `1e999`, stays raw JSON, too.
+    """
     if not isinstance(value, msgspec.Raw):
         return value
     first = bytes(memoryview(cast("Any", value))[:64]).lstrip()[:1]
-    return _LEVELS.get(first, _VALUES).decode(value)
+    try:
+        return _LEVELS.get(first, _VALUES).decode(value)
+    except msgspec.ValidationError:
+        return value
 
 
 def _only(value: object, steps: list[_Step]) -> object:

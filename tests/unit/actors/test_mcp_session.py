@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -238,6 +239,56 @@ async def test_a_hosts_tool_whose_schema_the_trace_could_not_hold_is_refused_by_
         ActorCrashed, match=r"the schema of its tool 'maze' is nested .*\n.*own code raised it"
     ):
         await bench.play(open_session(), call_tools("look"))
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        ({"\ud800": 1}, {"\ufffd": 1}),
+        ({(1, 2): 3}, {"(1, 2)": 3}),
+        ([Path("a")], ["a"]),
+        ([10**5000], [hex(10**5000)]),
+    ],
+)
+async def test_a_hosts_result_that_json_cannot_express_is_written_as_text(
+    content: Any, shown: object
+) -> None:
+    bench = of_host(ScriptedServer(tools={"look": content}))
+    _, answered, _ = await bench.play(open_session(), call_tools("look"), CLOSE)
+    assert answered.result.content == shown
+
+
+@pytest.mark.parametrize("fields", [{"is_error": 1}, {"error_message": 3}, {"blocks": ("a",)}])
+async def test_a_hosts_result_with_a_field_of_a_wrong_type_is_an_error(fields: Any) -> None:
+    class Wrong(ScriptedConnection):
+        async def call(self, tool: str, arguments: dict[str, object], timeout_s: float) -> ToolCallResult:
+            return ToolCallResult("fine", **fields)
+
+    server = ScriptedServer()
+    server.connect = lambda _note: Wrong(server, "ok")  # type: ignore[method-assign]
+    _, answered, _ = await of_host(server).play(open_session(), call_tools("look"), CLOSE)
+    assert answered.result.error_message.startswith(
+        "Tool call failed: its result cannot be recorded: Expected `"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"protocol_version": None}, r"at `\$.protocol_version`"),
+        ({"tools": (each for each in LISTED)}, "type generator"),
+        ({"tools": (structs.replace(LISTED[0], description=None),)}, r"at `\$.tools\[0\].description`"),
+    ],
+)
+async def test_a_hosts_listing_that_the_trace_could_not_hold_is_refused(changes: Any, why: str) -> None:
+    class Wrong(ScriptedConnection):
+        async def open(self, timeout_s: float) -> Listing:
+            return Listing(**{"tools": LISTED, "protocol_version": ""} | changes)
+
+    server = ScriptedServer()
+    server.connect = lambda _note: Wrong(server, "ok")  # type: ignore[method-assign]
+    with pytest.raises(ActorCrashed, match=rf"{why}.*\n.*own code raised it"):
+        await of_host(server).play(open_session())
 
 
 # --- Connects that fail ---

@@ -301,6 +301,20 @@ async def test_what_a_function_returns_becomes_json(value: Any, content: object)
     assert await call(lambda: given) == written
 
 
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"is_error": "yes"}, "Expected `bool`, got `str` - at `$.is_error`"),
+        ({"is_error": True, "error_message": 3}, "Expected `str | null`, got `int` - at `$.error_message`"),
+        ({"blocks": ("text",)}, "Expected `object`, got `str` - at `$.blocks[0]`"),
+    ],
+)
+async def test_a_result_with_a_field_of_a_wrong_type_is_an_error(fields: Any, why: str) -> None:
+    """A trace with such a field could not be read."""
+    result = await call(lambda: ToolCallResult("fine", **fields))
+    assert result.error_message == f"Tool call failed: ValidationError: {why}"
+
+
 @pytest.mark.parametrize("value", [(n for n in (1, 2)), {"rows": map(str, (1, 2))}])
 async def test_an_iterator_that_a_function_returns_is_an_error(value: object) -> None:
     """Nobody would read what it yields, and its text says nothing."""

@@ -178,6 +178,15 @@ def test_a_path_selects_values_of_parsed_json_and_of_json_text(path: str, shown:
     assert read(json.dumps(DATA), json_path=path) == shown.replace('["a","b"]', '["a", "b"]')
 
 
+@pytest.mark.parametrize("number", ["1e999", "9" * 5_000])
+def test_a_number_that_python_cannot_hold_is_shown_as_it_was_written(number: str) -> None:
+    text = f'{{"a": {number}, "b": [{number}]}}'
+    assert read(text, 9_000, json_path="a") == f"[a is a number]\n{number}"
+    assert read(text, 9_000, json_path="b[*]") == f"[1 values of b[*], one a line]\n{number}"
+    assert refused(text, json_path="a.x") == ".x is not there: it is a number"
+    assert read(number, 9_000, json_path="$") == f"[$ is a number]\n{number}"
+
+
 def test_long_values_and_many_values_are_read_on() -> None:
     assert read(DATA, 1_000, json_path="$.note").startswith(
         "[$.note is a text; 2200 characters are left out at the end: go on with skip=800]\nxxx"

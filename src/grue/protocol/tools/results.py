@@ -229,14 +229,28 @@ def repetitive(value: object) -> m.ToolCallResult | None:
 
 
 def recordable(result: m.ToolCallResult) -> m.ToolCallResult:
-    """Return `result`, with texts in place of parts nested too deeply; or an error, if it is `repetitive`."""
+    """Return `result`, with texts in place of parts that are no JSON or nested too deeply.
+
+    If it is `repetitive`, or a field has a wrong type, return an error.
+    """
     refused = repetitive([result.content, *result.blocks])
     if refused is not None:
         return refused
-    if not is_deep([result.content, *result.blocks]):
-        return result
-    blocks = tuple(map(json_object, result.blocks))
-    return replace(result, content=json_value(result.content), blocks=blocks)
+    fields = msgspec.structs.asdict(result)
+    if is_deep([result.content, *result.blocks]) or not _is_json(fields):
+        fields |= {"content": json_value(result.content), "blocks": list(map(json_value, result.blocks))}
+    try:
+        return msgspec.convert(fields, m.ToolCallResult)
+    except msgspec.ValidationError as error:
+        return call_failed(f"its result cannot be recorded: {error}")
+
+
+def _is_json(value: object) -> bool:
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def refuse_deep_schemas(tools: Iterable[m.ToolDefinition]) -> None:

@@ -252,7 +252,7 @@ class BatchDesk:
     def _read(self, line: bytes) -> batch_forms.Result | None:
         try:
             return self._form.result(line.removeprefix(codecs.BOM_UTF8))
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return None
 
     async def _lines_of(self, batch: batch_forms.BatchState, items: int) -> AsyncIterator[bytes]:
@@ -343,7 +343,7 @@ class BatchDesk:
     def _read_as(self, what: str, read: Callable[[bytes], T], answer: Answered) -> T:
         try:
             return read(answer.body)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             fault = Fault(kind="invalid_reply", message=f"{what} cannot be read: {error}")
             raise BatchRefused(self._endpoint.describe(fault)) from error
 

@@ -327,6 +327,9 @@ class McpClient:
             why = f"no answer within {timeout_s:g} s" if late else failures.first_fault(error)
             self._notify("bad_tool", f"listing its tools again failed: {why}")
             return None
+        except BaseException:  # cancelled: a kept session still has to list its tools again
+            link.stream.tools_changed = True
+            raise
 
     async def still_there(self, timeout_s: float) -> bool:
         """Return whether an idle session can still be used; a server over HTTP is asked."""

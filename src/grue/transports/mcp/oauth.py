@@ -6,12 +6,13 @@ which command to run. The SDK's errors may quote an answer with tokens, so their
 redacted, and without an answer that the SDK could not read.
 """
 
+import asyncio
 import base64
 import functools
 import ssl
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -192,6 +193,7 @@ def _life(seconds: object) -> object:
 _MAX_REQUESTS = 30
 _ERROR_CHARS = 300
 _LONG_AGO = 1.0
+_FINISH_S = 0.5
 _SDK_ERRORS = (  # `NotImplementedError`: the `signing_algorithm` is unknown
     OAuthFlowError, OAuthTokenError, OAuthRegistrationError, ValidationError, ValueError, OSError,
     ArithmeticError, PyJWTError, NotImplementedError,
@@ -287,7 +289,7 @@ class Authorizer:
                 return self._use(stored)
             too_small = refusal is not None and refusal.status_code == httpx2.codes.FORBIDDEN
             if stored is not None and stored.refresh_token and not too_small:
-                refreshed = await self._refreshed(stored, needed=refusal is not None)
+                refreshed = await _finished(self._refreshed(stored, needed=refusal is not None))
                 if refreshed:
                     return refreshed
             if refusal is None:
@@ -496,6 +498,22 @@ class Authorizer:
             for name, value in secrets_of(request, answer):
                 self._hide(name, value)
         return answer
+
+
+async def _finished(work: Coroutine[Any, Any, str]) -> str:
+    """Await `work`. If the caller is cancelled, `work` may go on for `_FINISH_S`, while the caller waits.
+
+    Many servers accept a refresh token only once. If the reply were dropped, the login would be lost.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({task}, timeout=_FINISH_S)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 def _is_unavailable(status: int | None) -> bool:

@@ -568,6 +568,8 @@ class _Client(httpx2.AsyncClient):
         if head.method == "initialize" and response.is_success:
             # The SDK's transport reads the session's id from what is returned here: copy that header.
             kept = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
+            if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
+                message.id = head.id  # some servers answer with the id `null` or another one
             content = encode_message(message)
             return httpx2.Response(
                 200, headers={**kept, "content-type": _JSON}, content=content, request=request

@@ -257,7 +257,7 @@ class KeyringStore(TokenStore):
         if isinstance(error, ModuleNotFoundError) and error.name == "keyring":
             raise faults.keyring_unusable(self._name, None) from error
         with contextlib.suppress(ImportError):
-            from keyring.errors import KeyringError, KeyringLocked, NoKeyringError
+            from keyring.errors import KeyringLocked, NoKeyringError
 
             # Leave out the error's text: it may contain the tokens that the backend was to store.
             words = f"cannot be used ({type(error).__name__})"
@@ -265,7 +265,9 @@ class KeyringStore(TokenStore):
                 words = "is missing: no backend of the package keyring works here"
             elif isinstance(error, KeyringLocked):
                 words = "is locked"
-            if isinstance(error, KeyringError | ImportError | AttributeError | OSError | RuntimeError):
+            # Backends also pass on exceptions of other libraries, such as those for D-Bus.
+            of_library = isinstance(error, Exception) and type(error).__module__ != "builtins"
+            if of_library or isinstance(error, ImportError | AttributeError | OSError | RuntimeError):
                 raise faults.keyring_unusable(self._name, words) from error
         raise error
 

@@ -233,12 +233,16 @@ async def test_options_choose_tools_and_limit_calls() -> None:
     assert failure.cause == "no answer to initialize within 0.2 s"
 
 
+_NO_ID = '{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"closed"}} --body-type application/json'
+
+
 @pytest.mark.parametrize(
     ("flags", "phase", "cause"),
     [
         ("--status initialize=404", "initialize", "no MCP server answers at this address (HTTP 404 "),
         ("--status initialize=405", "initialize", "no MCP server answers at this address (HTTP 405 "),
         ("--status initialize=500 --body oops", "initialize", "the server failed (HTTP 500 Internal Server "),
+        (f"--status initialize=200 --body {_NO_ID}", "initialize", "initialize failed: closed (-32001)"),
         ("--status list=503", "list", "the server failed (HTTP 503 Service Unavailable)"),
         ("--status list=302 --location http://other/x?k=1", "list", "redirects to http://other/x (HTTP 302)"),
         ("--status list=308 --location http://127.0.0.1:1/mcp", "list", "redirects to http://127.0.0.1:1/mcp"),

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import hostile_server
 import pytest
 
@@ -374,6 +375,24 @@ async def test_a_changed_listing_that_was_refused_is_asked_for_again(tmp_path: P
         changed = await client.refresh_tools(60)
         assert [tool.tool for tool in changed or ()] == ["another"]
         assert await client.refresh_tools(60) is None, "nothing has changed since"
+
+
+@pytest.mark.anyio
+async def test_a_changed_listing_that_a_cancelled_caller_did_not_get_is_asked_for_again(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "late.py"
+    program.write_text(_LISTS_LATE.replace('"echo", None, ', '"echo", '))
+    server = StdioServer(name="late", command=sys.executable, args=("-I", str(program)))
+    async with McpClient(server, ProcessRegistry()) as client:
+        await client.open(60)
+        await client.call("echo", {}, 60)
+        with anyio.CancelScope() as cancelled:
+            cancelled.cancel()
+            await client.refresh_tools(60)
+        assert cancelled.cancelled_caught
+        changed = await client.refresh_tools(60)
+        assert [tool.tool for tool in changed or ()] == ["another"]
 
 
 @pytest.mark.anyio

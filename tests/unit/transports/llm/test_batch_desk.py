@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from grue.policies import Batching
-from grue.protocol.chat_wire.batch_forms import BatchState, OpenAIBatches, Result
+from grue.protocol.chat_wire.batch_forms import AnthropicBatches, BatchState, OpenAIBatches, Result
 from grue.protocol.chat_wire.failures import Fault
 from grue.protocol.retry import RetryPolicy
 from grue.transports.llm import batch_desk
@@ -147,6 +147,18 @@ def test_a_mark_of_the_byte_order_before_the_results_costs_no_reply() -> None:
     desk._form = OpenAIBatches()
     line = json.dumps(result).encode()
     assert desk._read(b"\xef\xbb\xbf" + line) == desk._read(line) is not None
+
+
+@pytest.mark.parametrize("form", [OpenAIBatches(), AnthropicBatches()])
+async def test_what_is_nested_too_deeply_to_be_decoded_counts_as_unreadable(form: Any) -> None:
+    manifest = BatchManifest(address="http://127.0.0.1/v1", model="m", wire="responses")
+    folder: Any = SimpleNamespace(form=form, manifest=manifest)
+    desk: Any = BatchDesk(LlmEndpoint(LlmSettings(model="m")), folder, Batching(folder="unused"))
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert desk._read(b'{"custom_id":"a","response":{"status_code":200,"body":' + deep + b"}}") is None
+    assert desk._read(b'{"custom_id":"a","result":{"type":"succeeded","message":' + deep + b"}}") is None
+    with pytest.raises(BatchRefused, match="a batch cannot be read"):
+        desk._read_as("a batch", desk._state_in, Answered(200, b'{"id":"b1","errors":' + deep + b"}"))
 
 
 @pytest.mark.parametrize("status", [401, 404])
