@@ -105,6 +105,8 @@ def opened(path: Path, sha256: str | None = None) -> Iterator[Bundle]:
             raise MCPConfigError(f"Cannot read {path}: {os_cause(error)}.") from error
         except (zipfile.BadZipFile, ValueError, struct.error) as error:
             raise MCPConfigError(f"{path} is not a zip file.") from error
+        except NotImplementedError as error:  # a file in it needs a later version of the zip format
+            raise MCPConfigError(f"{path} is packed in an unusual way.") from error
         except MCPConfigError as error:
             raise MCPConfigError(f"The bundle {path.name} cannot be used. {error}") from error
         yield bundle  # outside of the `try`, so that errors of the caller's block are not caught here

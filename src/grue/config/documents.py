@@ -505,7 +505,7 @@ def _number(text: str) -> Any:
     for kind in (int, float):
         try:
             number = kind(text)
-        except ValueError:
+            return number if math.isfinite(number) else text
+        except (ValueError, OverflowError):  # OverflowError: `isfinite` of a whole number beyond all floats
             continue
-        return number if math.isfinite(number) else text
     return text

@@ -191,6 +191,14 @@ def test_damaged_and_encrypted_files_are_refused(tmp_path: Path) -> None:
     assert "encrypted" in refusal(path)
 
 
+def test_a_bundle_of_a_later_zip_format_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, ("manifest.json", MANIFEST))
+    content = bytearray(path.read_bytes())
+    content[content.rindex(b"PK\x01\x02") + 6] = 99  # the version that is needed to unpack
+    path.write_bytes(content)
+    assert "packed in an unusual way" in refusal(path)
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 @pytest.mark.slow
 def test_only_the_usual_ways_of_packing_are_read(tmp_path: Path, method: int) -> None:

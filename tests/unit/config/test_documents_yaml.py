@@ -45,6 +45,7 @@ def test_lines_count_from_the_first_line_of_the_document() -> None:
         ("~", None),
         ("", None),
         ("'3'", "3"),
+        ("1" * 400, "1" * 400),
         ("1" * 5000, "1" * 5000),
     ],
 )
