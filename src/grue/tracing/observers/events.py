@@ -12,6 +12,7 @@ Source: R7.1-3, P21, P28-30
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,7 +67,7 @@ class _TurnLines:
         self._offers = False  # whether a request has offered tools
         # A resumed turn first goes on with the calls of the reply at which it was parked.
         self._iteration = 0 if run is None or run.resumed is None else run.resumed.parked.iterations
-        self._used: list[str] = []
+        self._used: Counter[str] = Counter()
         self._calls: dict[m.CallId, m.ToolCall] = {}
         self._broken_by: str | None = None
 
@@ -99,6 +100,8 @@ class _TurnLines:
                 yield from self._session_complete(iterations, None)
             case _:
                 yield from self._of_calls(body)
+                if isinstance(body, m.Settlement):  # calls outside turns are without end: forget each
+                    self._calls.pop(body.call_id, None)
 
     def _disabled(self, body: m.McpDisabled) -> LogLine:
         failed = self._attempts.pop(body.server, None)
@@ -121,7 +124,7 @@ class _TurnLines:
             case m.ToolCalled(call_id=call_id, server=server, tool=tool, arguments=arguments):
                 name = f"{server}.{tool}"
                 self._calls[call_id] = m.ToolCall(call_id=call_id, name=name, arguments="")
-                self._used.append(name)
+                self._used[name] += 1
                 about: m.JsonObject = {"tool_name": name, "server_name": server, "arguments": arguments}
                 yield self._line(info, "mcp_tool_call", f"MCP tool call: {name}", **about)
             case m.ToolReturned():
@@ -193,13 +196,13 @@ class _TurnLines:
     def _session_complete(self, iterations: int, action: object) -> Iterator[LogLine]:
         if not self._offers:
             return
-        count = len(self._used)
+        count = self._used.total()
         yield info(
             "mcp_session_complete",
             f"MCP session complete: {iterations} iterations, {count} tool calls",
             iterations=iterations,
             tool_calls_count=count,
-            tools_used=sorted(set(self._used)),
+            tools_used=sorted(self._used),
             final_action=action,
         )
 

@@ -30,6 +30,7 @@ then for a session outside turns. For any sequence of envelopes:
 Source: P31-32
 """
 
+from collections import deque
 from collections.abc import Hashable
 from typing import Any, NewType, TypeAlias, assert_never
 
@@ -47,6 +48,7 @@ from grue.tracing.message_words import Verdict, crash_verdict, failure_words, no
 from grue.tracing.steps import StepBegan, StepTracker
 from grue.tracing.turn_slices import OwnMessages
 
+MOST_NUMBERS = 10_000  # of the last messages of a session outside turns, which may last for weeks
 MOST_KEPT = 100  # most conversations kept when a turn ends; the least recently used go first
 
 
@@ -302,7 +304,7 @@ class SpanScope:
         self.command = command
         self.root = self.session = SpanId(0)
         self.last_at = 0.0
-        self.envelopes: list[int] = []
+        self.envelopes: deque[int] = deque()
         self.open: dict[SpanId, SpanOpened] = {}
         self.steps = StepTracker()
         self.spans: dict[Hashable, SpanId] = {}
@@ -492,6 +494,8 @@ class SpanFeed:
     def _assign(self, envelope: Envelope[Any], scope: SpanScope) -> None:
         self._scope_of[envelope.seq] = scope
         scope.envelopes.append(envelope.seq)
+        if len(scope.envelopes) > MOST_NUMBERS:
+            del self._scope_of[scope.envelopes.popleft()]
         scope.last_at = self._now
 
     def _take(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
@@ -509,6 +513,8 @@ class SpanFeed:
                 scope.replies_with_calls += bool(calls)
             case m.CallTools(server=server, batch=batch, timeout_s=timeout_s):
                 scope.timeouts[server, batch] = timeout_s
+                if len(scope.timeouts) > MOST_NUMBERS:
+                    del scope.timeouts[next(iter(scope.timeouts))]
             case m.SessionOpened(server=server, tools=tools):
                 scope.servers[server] = body
                 scope.descriptions.update({(server, each.tool): each.description for each in tools})
