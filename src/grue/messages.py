@@ -414,7 +414,7 @@ class ServerFailure(Struct, frozen=True, kw_only=True, tag=True):
     """The failure of a server, with the details that a person needs to fix it.
 
     Attributes:
-        command: The server's command line in shell syntax, or its URL.
+        command: The server's command line in shell syntax, its URL, or the method that connects to it.
         cause: What went wrong, in one sentence.
         exit_status: The process's status, if it exited by itself.
         signal: The signal that killed the process, such as `SIGKILL`.
@@ -456,7 +456,8 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         message: The endpoint's error text, or what happened to the connection; untrusted.
         attempts: How many tries with this model have failed, this one included. After a cut reply, the count
             begins anew.
-        overflow: Set if `reason` is `too_long`: the sizes that the refusal names.
+        overflow: If `reason` is `too_long`, the sizes that the refusal names; else `None`. A failure of a
+            host's own LLM client may lack them.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
         retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; else `None`.
     """
@@ -540,7 +541,7 @@ class RequireAnswer(Struct, frozen=True, tag="answer"):
     Source: R5.8, R5.9
     """
 
-    answer: AnswerSchema | None = None  # `None`: any text
+    answer: AnswerSchema | None = None  # `None`: no schema is sent
 
 
 class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -722,7 +723,8 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         reasoning: The model's reasoning text, for people; never used as an answer.
         finish_reason: Why the reply ended. Words of chat completions, such as `stop`, `length` and
             `tool_calls`, are used for every wire format; for other reasons, the endpoint's own words.
-        usage: Sum over all tries of this request. Tokens that the endpoint does not report are estimated.
+        usage: Sum over all tries of this request. Tokens that the endpoint does not report are estimated, but
+            not those of a host's own LLM client.
         echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
         stopped: The endpoint's word for why it stopped the reply, other than for its length; else empty.
@@ -818,7 +820,7 @@ class CompletionRetried(LlmNote, frozen=True, kw_only=True):
     """llm: a try at a model has failed. The next try follows in `delay_s`."""
 
     request: int
-    attempt: int  # the number of the failed try, counted from 1, and anew after a `ReplyCut`
+    attempt: int  # the number of the failed try: from 1 for each model, and again after a `ReplyCut`
     delay_s: float
     failure: LlmFailure
 
@@ -991,7 +993,7 @@ class McpDisabled(Message, frozen=True, kw_only=True):
 
 
 class StartupFailed(Message, frozen=True, kw_only=True):
-    """session -> agent: a first connect failed, so the turn must fail (see `FailurePolicy.first_connect`).
+    """session -> agent: a first connect failed, and the policy for it is `raise` (see `FailurePolicy`).
 
     Source: R6.1
     """
@@ -1149,7 +1151,7 @@ class TaskCreated(SessionNote, frozen=True, kw_only=True):
 
 
 class ServerNoted(TurnNote, SessionNote, frozen=True, kw_only=True):
-    """session or agent: a notice about a server, such as noise on its stdout. `text` is untrusted."""
+    """session, agent or host: a notice about a server, such as noise on its stdout. `text` is untrusted."""
 
     compared = False
     server: ServerName

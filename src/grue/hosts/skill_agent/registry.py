@@ -164,7 +164,7 @@ class ActionTypes:
         self.types[name] = kind
 
     def answer_spec(self, offered: Iterable[ActionType] | None = None) -> AnswerSpec[ActionReply]:
-        """Return the spec of an answer: the schema has the types in `offered`, the parser accepts all."""
+        """Return the spec of an answer: schema with the types in `offered` (`None`: all), parser with all."""
         return AnswerSpec(self.read, schema=self.schema(offered), name="actions", told=True)
 
     def schema(self, offered: Iterable[ActionType] | None = None) -> m.JsonObject:
@@ -207,7 +207,7 @@ class ActionTypes:
         return reply
 
     def params(self, name: str, params: dict[str, Any], where: str = "params") -> Any:
-        """Convert the parameters that the model wrote to the action's Struct, or raise `ValueError`."""
+        """Return the model's `params` as the Struct of the action `name`, or raise `ValueError`."""
         kind = self.types.get(name)
         if kind is None:
             raise ValueError(f"{where}: there is no action {name!r}; there are {', '.join(self.types)}")
@@ -222,8 +222,8 @@ class ActionTypes:
         """Carry out an action and return its result for the model; blocking.
 
         The function runs in a daemon thread. At the time limit and after Ctrl-C, its result is dropped, but
-        the function runs on, because Python cannot stop a thread. Raises `ValueError` for wrong parameters,
-        `TimeoutError` at the limit, and whatever else the function raises.
+        the function runs on, because Python cannot stop a thread. Raises `ValueError` for wrong parameters
+        or an action without a function, `TimeoutError` at the limit, and whatever else the function raises.
         """
         converted, run = self.params(name, params), self.types[name].run
         if run is None:

@@ -167,7 +167,7 @@ class ServedSkills:
         }
 
     def text(self, name: str, file: str = "") -> str:
-        """Read a skill's `file`; without `file`, read `SKILL.md`, and add the names of the other files.
+        """Read a file of an approved skill; without `file`: `SKILL.md`, and add the names of the other files.
 
         Raises:
             ValueError: There is no such file, it cannot be used (for example, its digest differs), or the

@@ -133,7 +133,7 @@ def route_of(manager: object, client: object) -> Route:
 
 
 def tool_server_of(manager: Any, route: Route) -> tuple[m.ServerName, ToolServer]:
-    """Return the name and the tool server for `manager`; raises `MCPError` if `manager` lacks a coroutine."""
+    """Return name and tool server for a manager or an MCP server. `MCPError`: a manager lacks a coroutine."""
     if isinstance(manager, McpServer):
         return m.ServerName(manager.name), manager
     ours = own_manager(manager)
@@ -157,7 +157,7 @@ class ZorkAgent:
         config: Limits and policies, and the model, time limit and sampling settings that are `None` here.
         client: An `LLMClient` (`None`: made from `config`), or any object with `chat.completions.create`,
             blocking or not. If it has a method `_supports_tool_calling` of its own, the method decides
-            whether the model is offered tools, unless `config` forces tool support.
+            whether the model can call tools, unless `config` forces tool support.
         mcp_manager: An `MCPManager`, a `StdioServer` or `HttpServer`, or any object with the coroutines
             `connect_session`, `disconnect_session`, `get_tool_schemas` and `call_tool`; `None` for no tools.
             The logger and the Langfuse client of an `MCPManager` get the events of the turns too.

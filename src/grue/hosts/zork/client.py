@@ -149,7 +149,8 @@ class LLMClient:
         ignored; `kwargs` are further request fields.
 
         Raises:
-            MCPError: There are tools, but the model cannot call any; or a message is malformed or not text.
+            MCPError: There are tools, but the model cannot call any; or an argument cannot be used, such as a
+                message with an image.
             ValueError: A tool message does not answer a call of the assistant's message before it.
             LLMError: There was no completion, after all retries.
 

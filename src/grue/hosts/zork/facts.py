@@ -1,7 +1,7 @@
 # ruff: noqa: D102 - `Fact` says what its methods return
 """The facts that the Zork host records: the game, its output, and the commands that are played.
 
-Their tags have no prefix, unlike those of other hosts, because older traces have to stay readable.
+Their tags do not begin with `zork.`, because older traces have to stay readable.
 """
 
 from typing import ClassVar, Literal, TypeAlias

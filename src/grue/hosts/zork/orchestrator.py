@@ -278,7 +278,7 @@ class ZorkOrchestratorV2:
 
     Raises:
         MCPError: The MCP configuration cannot be used, or `client` or `mcp_manager` lacks a method.
-        GameError: The game cannot be opened, or cannot replay the episode to resume.
+        GameError: The game is not that of the episode to resume, or cannot replay it.
         MCPConfigError: The episode to resume was begun with an MCP server of another name, or MCP was
             switched on or off since. Nothing is recorded.
     """

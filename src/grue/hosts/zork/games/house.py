@@ -3,7 +3,8 @@
 * The first death puts the player back at the gate with everything they carried (`died`, not `done`). The
   second death ends the game (`died` and `done`). Points are never lost.
 * INVENTORY, SCORE, HELP, and commands that are refused or not understood take no turn. Every other command
-  takes a turn, even an attempt without success, such as going through a shut door.
+  takes a turn, even an attempt without success, such as going through a shut door, or dropping two things
+  that the player does not have.
 """
 
 from typing import Final

@@ -85,7 +85,7 @@ def _upper_first(text: str) -> str:
 
 
 def find(state: State, words: Words, *, asks: str = "") -> str:
-    """Return the thing in reach that `words` name; raises `RefusalError` if that is none or several."""
+    """Return the thing in reach that `words` name; raises `RefusalError` if they name none or several."""
     reach = _within_reach(state)
     if words in (("it",), ("them",), ("him",), ("her",)):
         if state.it in reach:

@@ -159,7 +159,7 @@ def _end(process: subprocess.Popen[bytes], folder: str, owner: int) -> None:
 
 FIRST_VERSION_WITH_STYLES: Final = 4
 
-_CODE_AT: Final = 0x240  # where the code starts: after a header of 64 bytes and 240 global variables
+_CODE_AT: Final = 0x240  # where the code starts; the header and the global variables end before it, at 0x220
 _LONGEST_S: Final = 20.0  # seconds; playing the tiny story takes 10 ms
 _BOLD, _ITALIC, _ROMAN = 2, 4, 0
 _WORDS: Final = ("bold", "underlined")

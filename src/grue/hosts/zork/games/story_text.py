@@ -61,7 +61,7 @@ def tidy(printed: str, *, broken_lines: bool = True) -> str:
 
 
 def take_status_line(text: str) -> tuple[str, Told | None]:
-    """Return the text without its status line, and what this line tells; `None`: there is none."""
+    """Return the text without its status line, and what this line tells; `None`: it has no such line."""
     found = _STATUS_LINE.search(text)
     if found is None:
         return text, None
@@ -79,7 +79,7 @@ def told_score(text: str) -> Told | None:
 
 
 def heading(text: str, names: frozenset[str]) -> str | None:
-    """Return the room in the last heading: a line of one of `names`, perhaps before ", " or " (" and more."""
+    """Return the room of the last heading: a capitalised one of `names`, alone or before ", " or " ("."""
     for line in reversed(text.split("\n")):
         name = re.split(r", | \(", line, maxsplit=1)[0]
         if name[:1].isupper() and name in names:
