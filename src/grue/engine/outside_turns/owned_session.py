@@ -33,7 +33,7 @@ class NotAsDecided(MCPError):  # noqa: N818 - named as the fact it reports, like
 
 
 class NotSent(MCPError):  # noqa: N818 - named as the fact it reports, like the messages
-    """The session had ended before the call could be sent."""
+    """The session had ended before the call or request could be sent."""
 
 
 class CancellableConnection(WrappedConnection):
@@ -180,10 +180,10 @@ class OwnedSession:
         """
         async with self._one_call_at_a_time:
             if self.died is not None:
-                raise MCPError(self.died.cause)
+                raise NotSent(self.died.cause)
             if not self.usable or self._client is None:
                 self.raise_fault()
-                raise MCPError(f"the session has ended: {self._why_ended()}") from self.fault
+                raise NotSent(f"the session has ended: {self._why_ended()}") from self.fault
             return await self._client.request(method, params, timeout_s)
 
     def raise_fault(self) -> None:

@@ -179,8 +179,12 @@ class ServerSessions:
         session = await self._session(name, again=True)
         started, error = anyio.current_time(), ""
         try:
-            return await session.request(method, params, timeout_s)
-        except errors.TraceError:
+            try:
+                return await session.request(method, params, timeout_s)
+            except NotSent:  # as in `call`
+                session = await self._session(name, again=True)
+                return await session.request(method, params, timeout_s)
+        except (errors.TraceError, errors.MCPServerStartupError):
             raise
         except errors.MCPError as failed:
             raised = _request_error(failed, name, method)

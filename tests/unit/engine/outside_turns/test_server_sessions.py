@@ -257,6 +257,27 @@ async def test_a_call_that_waited_for_the_one_during_which_the_server_died_has_t
     await cave.sessions.close()
 
 
+class Asked(FakeToolServer):
+    """A server that also takes requests."""
+
+    async def request(self, method: str, params: JsonObject, timeout_s: float) -> JsonObject:
+        return {"method": method}
+
+
+async def test_a_request_that_waited_for_such_a_call_has_the_next_session_too() -> None:
+    cave = Cave(1)
+    cave.server = Asked("a")
+    cave.sessions = ServerSessions(replace(cave.sessions._sources, connect={A: cave.server}))
+    cave.server.dies("dig")
+    await cave.sessions.connect([A])
+    async with anyio.create_task_group() as group:
+        group.start_soon(cave.dies)
+        await anyio.lowlevel.checkpoint()
+        assert await cave.sessions.request("a", "ping", {}, 5.0) == {"method": "ping"}
+    assert cave.times(OpenSession) == 2
+    await cave.sessions.close()
+
+
 class Collapsing(FakeToolServer):
     """A server whose process is gone for a minute before a call learns of it."""
 
