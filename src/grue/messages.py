@@ -1170,7 +1170,7 @@ class ServerRequested(SessionNote, frozen=True, kw_only=True):
 
 
 class ToolDrifted(SessionNote, frozen=True, kw_only=True):
-    """session: a tool differs from the definition that the user approved in the tool lock."""
+    """session: a tool differs from the tool lock, which has the definitions that the user approved."""
 
     server: ServerName
     tool: str
@@ -1180,7 +1180,7 @@ class ToolDrifted(SessionNote, frozen=True, kw_only=True):
 
 
 class SessionPrewarmed(SessionNote, frozen=True, kw_only=True, tag="SpareReady"):
-    """session: a connection was opened before a turn asked for it, or for a call outside turns."""
+    """session: a connection has opened that was started in advance of a turn, or for a call outside turns."""
 
     server: ServerName
     pid: int | None = None
@@ -1188,14 +1188,14 @@ class SessionPrewarmed(SessionNote, frozen=True, kw_only=True, tag="SpareReady")
 
 
 class PrewarmLost(SessionNote, frozen=True, kw_only=True, tag="SpareLost"):
-    """session: a connection opened in advance or kept open cannot be used. The turn opens a new one."""
+    """session: a connection started in advance or kept open cannot be used. The turn opens a new one."""
 
     server: ServerName
     cause: str
 
 
 class ServerEnded(SessionNote, frozen=True, kw_only=True):
-    """session: a session that outlived its turn, or that no turn used, has ended with all its processes.
+    """session: a session of the session pool has ended, with all its processes.
 
     Source: P9
     """
@@ -1228,10 +1228,10 @@ class ApprovalPostponed(Message, frozen=True, kw_only=True):
 
     words = "nobody answers now"
 
-    expires_at: float | None = None  # epoch seconds at which the calls are denied; `None`: never
+    expires_at: float | None = None  # epoch seconds; a later resumption denies the calls; `None`: no limit
 
 
-# --- The check of the answer, the end of the time, and the agent's notes
+# --- The check of the answer, the deadline, interruptions, and the agent's notes
 
 
 class CheckAnswer(Message, frozen=True, kw_only=True):
@@ -1247,13 +1247,13 @@ class AnswerAccepted(Message, frozen=True, kw_only=True):
 
 
 class AnswerRefused(Message, frozen=True, kw_only=True):
-    """agent -> agent: the host's check refused the text. `reason` tells the model why."""
+    """agent -> agent: the host's check refused the model's text because of `reason`."""
 
     reason: str
 
 
 class DeadlinePassed(Message, frozen=True, kw_only=True):
-    """clock -> agent: only `kept_s` of the turn's limit are left. They are reserved for closing sessions."""
+    """clock -> agent: the turn's time is up. `kept_s` of the `limit_s` seconds are for closing sessions."""
 
     limit_s: float
     kept_s: float = 0.0
@@ -1287,7 +1287,7 @@ class ToolsVerified(TurnNote, frozen=True, kw_only=True):
 
 
 class ToolRejected(TurnNote, frozen=True, kw_only=True):
-    """agent: a call was not sent, because its tool is unknown or has changed, or its arguments are invalid.
+    """agent: a call was not sent: its tool is unknown or has changed, or its arguments cannot be read.
 
     Source: R6.4
     """
@@ -1308,14 +1308,17 @@ class ToolDenied(TurnNote, frozen=True, kw_only=True):
 
 
 class DecisionIgnored(TurnNote, frozen=True, kw_only=True):
-    """agent or approval: a person's decision had no effect, for example because it came too late."""
+    """agent or approval: a decision was ignored, for example because it came too late.
+
+    If it contradicts an earlier decision about the call, the call is denied.
+    """
 
     call_id: CallId
     reason: str
 
 
 class ReplyUnusable(TurnNote, frozen=True, kw_only=True):
-    """agent: the model's reply is empty, or it contains a tool call that was written as text.
+    """agent: the model's reply has no text and no calls, or a tool call that is written as text.
 
     Source: R5.10
     """
@@ -1385,7 +1388,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
         final_request: The text that asks for the final answer, without tools.
         repair_request: The text that asks for another answer; `{reason}` stands for what was wrong.
         tools: Patterns of the names of the tools to offer; `None`: offer all tools.
-        resumed: The point from which a parked or killed turn goes on; `None`: the turn is new.
+        resumed: The point from which a parked, killed or cancelled turn goes on; `None`: the turn is new.
         context: How to stay within the model's context window; `None`: nothing is cleared.
         earlier: The sizes of the conversation's parts before this turn, oldest first; only with `context`.
         user_stub: The text that replaces `user` if a later turn clears it; empty: it is never cleared.
@@ -1444,7 +1447,7 @@ class RunTurn(Message, frozen=True, kw_only=True):
     tool_search: policies.ToolSearch | None = None
     waits: bool = False
     binds_arguments: bool = False
-    # Set in all new turns: a long result `{"content": TEXT}` reaches the model as the lines of TEXT.
+    # Set in all new turns: `read_result`, and results cut for it, show `{"content": TEXT}` as TEXT's lines.
     unwraps_texts: bool = False
     restates_answer: bool = False
     place: int | None = None
@@ -1517,7 +1520,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
         reconnected: Whether the one reconnect of the turn has been used.
         used: For each tool that has a `max_calls`, how many calls the policy has let through. Calls that it
             will judge again do not count.
-        definitions: By tool name, digests of the tools' definitions at the time of the reply.
+        definitions: By name, digests of the called tools' definitions at the time of the reply.
         untold: Answers to the calls, such as "not called", for the case that the turn is never resumed.
         summaries: Summaries requested so far.
         overflowed: Whether the one retry of a request that was too long has been used.
@@ -1551,7 +1554,7 @@ class TurnParked(Message, frozen=True, kw_only=True):
 
 
 class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A call that had become an MCP task of its server when the process that sent it was killed."""
+    """A call that had become an MCP task, and had no result, when its turn was killed or cancelled."""
 
     server: ServerName
     call: ServerCall
@@ -1559,12 +1562,12 @@ class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The point at which a turn goes on after it was parked, or after its process was killed."""
+    """The point at which a parked, killed or cancelled turn goes on."""
 
     parked: TurnParked
     decisions: tuple[policies.ApprovalDecision, ...] = ()  # unanswered questions are asked again
-    # If `parked.calls` is empty: what the next request adds to the conversation; if `new` is empty too, the
-    # last request is sent again. Otherwise the turn goes on with `parked.calls`.
+    # What the next request adds to the conversation; empty: the last request is sent again. Not used if
+    # there are `parked.calls`: then the turn goes on with these.
     new: tuple[ConversationItem, ...] = ()
     tasks: tuple[OpenTask, ...] = ()  # not sent again: their servers can be asked for the results
 
@@ -1572,7 +1575,7 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TurnResumed(Message, frozen=True, kw_only=True):
     """host: the host resumes a turn. A `RunTurn` with the same number follows.
 
-    This note is flushed to the trace before the turn goes on, so that no turn is resumed twice.
+    This note is flushed to the trace before the turn makes a call or sends a request.
     """
 
     turn: int
@@ -1581,10 +1584,10 @@ class TurnResumed(Message, frozen=True, kw_only=True):
 
 
 class TurnForked(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """agent -> agent: the turn is a fork. Its messages so far are copied from a recorded turn.
+    """agent -> agent: the turn is a fork of a recorded turn.
 
-    In a fork from the beginning of a turn, this message follows `RunTurn`. In any other fork it comes before
-    the last copied message to the agent.
+    In a fork from the beginning of a turn, this message follows `RunTurn`, and no message of the turn is
+    copied. In any other fork it comes before the last copied message to the agent.
     """
 
     compared = False
@@ -1624,7 +1627,7 @@ class TurnWaits(Message, frozen=True, kw_only=True):
 
 
 class WaitEnded(Message, frozen=True, kw_only=True):
-    """agent -> agent: go on with a turn that waited for a batch, or was killed while it asked the model.
+    """agent -> agent: go on with a turn that waited (`TurnWaits`), or was killed while it asked the model.
 
     `request` is the number of the request whose reply is read next.
     """

@@ -189,7 +189,8 @@ class ToolPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, omit_
             trusted, and so are those in the tool lock, unless `on_tool_drift` is `ignore`. Annotations that
             are not trusted can only make a verdict stricter.
         parking: What follows if nobody answers (no `approve` callback, or it returns `None`). `True`: the
-            turn ends, and `Runner.resume` continues it; requires a trace file. `False`: the call is denied.
+            turn ends, and `Runner.resume` continues it; requires a trace file. `False`, or if a secret was
+            removed from the turn's trace: the call is denied.
         park_for_s: Seconds after which a parked question expires and its call is denied. `None`: never.
     """
 
@@ -232,7 +233,7 @@ class ApprovalQuestion(Struct, metaclass=ByName, frozen=True, kw_only=True, omit
         call_id: Id of the call in its turn.
         name: Canonical name of the tool.
         arguments: What the model wants to call the tool with; untrusted.
-        reason: Why the policy asks; empty if its rule gives no reason.
+        reason: Why a person is asked; empty if a rule of the policy asks and gives no reason.
         description: The server's text about the tool; untrusted.
         input_schema: Schema of the arguments, for a person who changes them; untrusted. `None`: not recorded.
     """
@@ -335,7 +336,7 @@ class ContextPolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         read_only: Patterns of canonical names (`files.*`) of tools that change nothing. Used only if the
             model cannot read cleared results by `read_result` (see `TurnLimits.long_results`). Then the stub
             of such a tool's result says that the tool can be called again; other stubs say that the call must
-            not be repeated. A tool that is trusted and annotated as read-only needs no pattern.
+            not be repeated. A tool that is read-only by its definition in the tool lock needs no pattern.
         bytes_per_token: Used to estimate a text's tokens, until the endpoint's own counts correct it.
 
     Raises:
@@ -368,8 +369,8 @@ class ContextItem(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     tokens: int
     counted: bool = False
-    call_id: str = ""  # only of the result of a tool call
-    tool: str = ""  # its canonical name, only of the result of a tool call
+    call_id: str = ""  # set only for the result of a tool call
+    tool: str = ""  # the called tool's canonical name; set only for the result of a tool call
     stub: str = ""  # a shorter text that replaces a user text when it is cleared; empty: it is never cleared
 
     @property
@@ -548,8 +549,10 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
             fails. `raise`: the turn fails; a resumed turn that has made no call and got no reply stays
             parked. `disable`: the turn goes on without the server's tools.
         first_connects: By server name, values that apply instead of `first_connect`. The runner adds servers
-            that are configured with `required`, or to start when they are called.
-        connect_retries: Further attempts in a turn to connect to a server that was connected before.
+            with the option `required` (`True`: `raise`, `False`: `disable`), and those that start when they
+            are called (`disable`).
+        connect_retries: Further attempts in a turn to connect to a server that was connected before, and that
+            grue has not given up since.
         retry_disabled_s: For how many seconds grue does not connect to a server that it has given up. The
             next turn after that tries to connect once more; each time that fails, the wait doubles, up to 15
             minutes (or to this value, if it is larger). `None`: until the episode ends.
@@ -557,7 +560,8 @@ class FailurePolicy(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True, gc
             been sent. `skip`: they are not made. `continue`: they are made. `force`: they are not made, and
             the model is asked for its final answer.
         after_death: What follows if a server dies during a turn. `force`: the model is asked for its final
-            answer. `reconnect`: grue connects to the server again, once in a turn.
+            answer. `reconnect`: grue connects to the server again, once in a turn, and only if
+            `max_tool_iterations` is not reached; else as `force`.
         fallbacks_before_stop: `grue play` ends an episode after this many fallback answers in a row.
         on_tool_drift: What to do about a tool that differs from the tool lock, if any, or is not in it.
 

@@ -13,7 +13,7 @@ from itertools import islice
 from grue import messages as m
 from grue.protocol.json_text import is_deep
 
-SCHEMA_IN_WORDS = (  # in repair requests, and if the endpoint does not enforce the schema
+SCHEMA_IN_WORDS = (  # for repair requests, and for requests without tools if `WireProfile.states_schema`
     "Your answer has to be one JSON object and nothing else. It has to match this JSON Schema:\n{schema}"
 )
 SCHEMA_BESIDE_TOOLS = (

@@ -169,7 +169,7 @@ def _tokens(choice: m.JsonObject) -> m.ReplyTokens | None:
     logprobs = tuple(float(each) for each in values if isinstance(each, int | float) and math.isfinite(each))
     read = m.ReplyTokens(
         ids=known if len(known) == len(ids) else (),
-        # After a stop word, or in a cut stream, the numbers of ids and logprobs may differ: drop logprobs.
+        # Drop logprobs if ids are readable, but not as many, as after a stop word or in a cut stream.
         logprobs=logprobs if len(logprobs) == len(values) and len(known) in (0, len(values)) else (),
     )
     return read if read.ids or read.logprobs else None

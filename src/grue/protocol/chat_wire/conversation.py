@@ -38,7 +38,7 @@ MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 
 
 class EncodedMessages:
-    """The messages of a prompt as JSON, joined to few parts, with only the newest `room` cache markers."""
+    """The messages of a prompt as JSON, in few parts. Of grue's own cache markers the newest `room` stay."""
 
     def __init__(self, room: int) -> None:
         self.room = room
@@ -362,7 +362,7 @@ class EncodedConversation:
         return self._messages.size + sum(map(len, self._system)) + len(self._encoded_tools)
 
     def keep(self, reply: w.Reply) -> m.AssistantReply:
-        """Return the reply as an entry of the history. The next `ask` or `close` adds it to the history."""
+        """Hold a reply for the history (`History.keep`), and return it as an entry."""
         echo = m.Echo(wire=self.profile.wire, model=self.model, data=reply.echo) if reply.echo else None
         if reply.prompt_tokens > 0:
             self.bytes_per_token = self._prompt_size / reply.prompt_tokens

@@ -286,7 +286,7 @@ def fault_of_error(error: object) -> Fault:
 
 
 def fault_in(answer: m.JsonObject, missing: str) -> Fault:
-    """Return the error in a body with status 200, or else a fault with its message, if any, or `missing`."""
+    """Return the error in a body with status 200; if none, a fault with its message, or else `missing`."""
     fault, said = error_in(answer), _said_beside(answer)
     return fault or Fault(kind="invalid_reply", status=200, message=f"not a completion: {said or missing}")
 

@@ -60,7 +60,7 @@ def intact(value: m.JsonObject, names: frozenset[str]) -> m.JsonObject:
 
 
 def ungarbled(name: str, names: frozenset[str], what: str) -> str:
-    """Return the name; `DamagedStream`: just one of its 4 to 24 characters differs from one of `names`."""
+    """Return the name; `DamagedStream`: it is one of `names` (4 to 24 characters) with a wrong character."""
     if name not in names and _SHORTEST_NAME <= len(name) <= _LONGEST_NAME:
         meant = _garbled(name, names)
         if meant:

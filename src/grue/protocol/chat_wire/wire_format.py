@@ -4,8 +4,9 @@ To add a wire format, write a module with a class derived from `WireFormat` and 
 of server-sent events, and add it to `WireName` and the list in `formats.py`. For tests, teach it to the
 scripted endpoint: add the module `NAME_dialect` to `grue.testing.providers`. `tests/support/fourth_format.py`
 has both.
-A format has to map the provider's finish reasons to words in `_WHOLE`: with an unknown reason, a reply that
-has calls counts as stopped early, and `as_it_ended` leaves the calls out.
+A format has to map each finish reason of a whole reply, or of one cut at its length limit, to a word in
+`_WHOLE`: with an unknown reason, a reply that has calls counts as stopped early, and `as_it_ended` leaves the
+calls out.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
 objects or empty, numbers are strings. The functions here read what they can.
@@ -445,7 +446,7 @@ class WireFormat(Protocol):
     path: str
     stream_path: str = ""  # of a request for a stream; empty: the same as `path`. Both may have a query
     profile: WireProfile  # the profile of an unknown endpoint of this format
-    provider: str  # OpenTelemetry's name for the format's maker; used for an unknown endpoint, too
+    provider: str  # OpenTelemetry's name for the format's maker; an unknown endpoint gets it
     inputs: frozenset[MediaKind]  # besides text, as far as the format can express them
     own_fields: frozenset[str]  # of a request, set by the turn; `extra_body` may not replace them
     limit_fields: frozenset[str]  # the fields of a request that can limit the tokens of the reply
