@@ -193,7 +193,7 @@ class ToolCallResult(Struct, frozen=True, gc=False):
     """The result of a tool call.
 
     Attributes:
-        content: A JSON value: structured content, parsed JSON, text, or a list of blocks.
+        content: A JSON value: structured content, parsed JSON, text, or a list of blocks; `None`: no content.
         is_error: The call failed, or the tool reported an error.
         error_message: The error, for the model. Set if `is_error` is set.
         blocks: If `content` is structured content: the images, audio, links and resources that the server
