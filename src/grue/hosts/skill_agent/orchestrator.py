@@ -72,6 +72,7 @@ class Orchestrator:
         approve: Called with questions about actions that need approval; `None`: nobody can be asked.
         on_event: Called as `on_event(name, fields)` for each log event of this host between the start and the
             end of a run, such as `step_completed`.
+        recorder: Records the run; for one run or resumption only. `None`: each gets a new recorder.
 
     Attributes:
         stream: Whether replies are streamed, so that the trace has the text as it arrives.
@@ -99,9 +100,8 @@ class Orchestrator:
         self._folder = None if folder is None else Path(folder)
         self._registry = actions or ActionRegistry()
         self._approve = approve
-        self._recorder = recorder or grue.Recorder()
-        if on_event is not None:
-            self._recorder.add(facts.FactEvents(on_event, facts.FACTS))
+        self._on_event = on_event
+        self._given = None if recorder is None else self._heard(recorder)
 
     def run(self, task: str) -> RunResult:
         """Run a task until the run ends, and return the result.
@@ -143,18 +143,20 @@ class Orchestrator:
         began = time.monotonic() - (0.0 if past is None else past.lasted_s)
         new_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid4().hex[:6]}"
         run_id = new_id if past is None else past.started.episode_id
+        # A recorder that has recorded anything cannot resume a run, so each run gets a new one.
+        recorder = self._given or self._heard(grue.Recorder())
         budget = grue.Budget(requests=limits.requests, tokens=limits.tokens, cost_usd=limits.cost_usd)
         with ExitStack() as stack:
             folder = None
             if self._folder is not None:
                 resume = past is not None
-                folder = RunFolder(self._folder, self._recorder, episode_id=run_id, resume=resume)
+                folder = RunFolder(self._folder, recorder, episode_id=run_id, resume=resume)
                 stack.enter_context(folder)
                 # Read the run again: another process may have continued it before the folder was locked.
                 past = read_run(self._folder) if resume else None
             runner = grue.Runner(
                 llm=config.llm,
-                recorder=self._recorder,
+                recorder=recorder,
                 budget=budget,
                 keep="loop",
                 context=grue.ContextPolicy(),
@@ -165,7 +167,7 @@ class Orchestrator:
                 began=began,
                 config=config,
                 registry=self._registry,
-                recorder=self._recorder,
+                recorder=recorder,
                 runner=stack.enter_context(runner),
                 skills=skills,
                 folder=folder,
@@ -173,6 +175,11 @@ class Orchestrator:
             )
             self._begin(run, past)
             return self._live(run, past, decisions)
+
+    def _heard(self, recorder: grue.Recorder) -> grue.Recorder:
+        if self._on_event is not None:
+            recorder.add(facts.FactEvents(self._on_event, facts.FACTS))
+        return recorder
 
     def _begin(self, run: Run, past: RunPast | None) -> None:
         config, version = self._config, grue.__version__

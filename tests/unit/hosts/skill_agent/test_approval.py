@@ -144,6 +144,18 @@ def resumed(folder: Path, decisions: list[ApprovalDecision], **policy: Any) -> R
         return Orchestrator(AgentConfig(llm=llm, **config), folder=folder / "run").resume(decisions)
 
 
+def test_the_object_that_has_parked_a_run_goes_on_with_it(tmp_path: Path) -> None:
+    heard: list[str] = []
+    with scripted(act(WRITE), act(finish("went on"))) as (_, llm):
+        config = AgentConfig(llm=llm, **settings(tmp_path, parking=True))
+        agent = Orchestrator(config, folder=tmp_path / "run", on_event=lambda name, _: heard.append(name))
+        waiting = agent.run("Write.")
+        assert (waiting.reason, heard.count("step_completed")) == ("parked", 0)
+        result = agent.resume([question.approve() for question in waiting.questions])
+    assert (result.answer, [step.status for step in result.steps]) == ("went on", ["completed", "completed"])
+    assert heard.count("step_completed") == 2
+
+
 def test_a_parked_run_goes_on_with_the_decisions_of_another_process(tmp_path: Path) -> None:
     waiting = parked(tmp_path, ("note", {"text": "first"}), WRITE, call("dig"))
     assert [each.name for each in waiting.questions] == ["agent.write_file", "cave.dig"]
