@@ -1564,7 +1564,7 @@ class OpenTask(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The point at which a parked, killed or cancelled turn goes on."""
 
-    parked: TurnParked
+    parked: TurnParked  # of a killed or cancelled turn: made from its trace
     decisions: tuple[policies.ApprovalDecision, ...] = ()  # unanswered questions are asked again
     # What the next request adds to the conversation; empty: the last request is sent again. Not used if
     # there are `parked.calls`: then the turn goes on with these.
