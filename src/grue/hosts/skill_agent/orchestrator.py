@@ -101,7 +101,7 @@ class Orchestrator:
         self._registry = actions or ActionRegistry()
         self._approve = approve
         self._on_event = on_event
-        self._given = None if recorder is None else self._heard(recorder)
+        self._recorder = recorder
 
     def run(self, task: str) -> RunResult:
         """Run a task until the run ends, and return the result.
@@ -144,7 +144,7 @@ class Orchestrator:
         new_id = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid4().hex[:6]}"
         run_id = new_id if past is None else past.started.episode_id
         # A recorder that has recorded anything cannot resume a run, so each run gets a new one.
-        recorder = self._given or self._heard(grue.Recorder())
+        recorder = self._recorder or grue.Recorder()
         budget = grue.Budget(requests=limits.requests, tokens=limits.tokens, cost_usd=limits.cost_usd)
         with ExitStack() as stack:
             folder = None
@@ -154,6 +154,11 @@ class Orchestrator:
                 stack.enter_context(folder)
                 # Read the run again: another process may have continued it before the folder was locked.
                 past = read_run(self._folder) if resume else None
+            if self._on_event is not None:
+                # Added after the folder's trace, which then has an event even if `on_event` raises.
+                events = facts.FactEvents(self._on_event, facts.FACTS)
+                recorder.add(events)
+                stack.callback(recorder.remove, [events])
             runner = grue.Runner(
                 llm=config.llm,
                 recorder=recorder,
@@ -175,11 +180,6 @@ class Orchestrator:
             )
             self._begin(run, past)
             return self._live(run, past, decisions)
-
-    def _heard(self, recorder: grue.Recorder) -> grue.Recorder:
-        if self._on_event is not None:
-            recorder.add(facts.FactEvents(self._on_event, facts.FACTS))
-        return recorder
 
     def _begin(self, run: Run, past: RunPast | None) -> None:
         config, version = self._config, grue.__version__

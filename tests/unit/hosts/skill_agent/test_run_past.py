@@ -187,3 +187,23 @@ def test_a_run_that_reached_a_limit_goes_on_with_a_higher_one(tmp_path: Path) ->
     result, _ = resume(tmp_path, *REPLIES[1:])
     assert result.succeeded
     assert (tmp_path / "out").read_text() == "one\ntwo\n"
+
+
+def test_a_step_that_the_programs_on_event_breaks_off_is_in_the_trace_and_not_repeated(
+    tmp_path: Path,
+) -> None:
+    def on_event(name: str, _: object) -> None:
+        if name == "step_completed":
+            raise RuntimeError("the program's own")
+
+    with scripted(REPLIES[1], REPLIES[2]) as (_, llm):
+        settings, folder = AgentConfig(llm=llm, workspace=tmp_path), tmp_path / "run"
+        actions = adding(tmp_path / "out")
+        with pytest.raises(RuntimeError, match="own"):
+            Orchestrator(settings, folder=folder, actions=actions, on_event=on_event).run("Add.")
+    result, _ = resume(tmp_path, REPLIES[2])
+    assert [(step.action, step.status) for step in result.steps] == [
+        ("add", "completed"),
+        ("finish", "completed"),
+    ]
+    assert (tmp_path / "out").read_text() == "two\n"
