@@ -182,7 +182,8 @@ class Recorder:
         self._redaction = Redaction(secrets)
         here_and_in_children(self._begin_threads)
         self._piece: type[Struct] | None = None
-        self._texts: dict[tuple[str, int], dict[Any, _Text]] = {}
+        # By sender, turn and cause: runners that share the recorder may have turns with the same number.
+        self._texts: dict[tuple[str, int, int | None], dict[Any, _Text]] = {}
         self._watched: Mapping[type, Callable[[Any], object]] = {}
         self.around_call: Callable[[int], AbstractContextManager[object]] = contextlib.nullcontext
         self.check: Callable[[Envelope[Any], bytes], None] = lambda _envelope, _body: None
@@ -225,18 +226,20 @@ class Recorder:
     def hold_back(self, piece: type[Struct]) -> None:
         """Find secrets that are split over several messages of the type `piece`.
 
-        Each of these messages has a piece of a longer text in its field `text`; its other fields identify the
-        longer text. If the end of a piece may be the beginning of a secret, this end is held back. It is
-        recorded with a later piece, or before the sender's next message in the turn that adds no such text.
+        Each of these messages has a piece of a longer text in its field `text`; its other fields and its
+        cause identify the longer text. If the end of a piece may be the beginning of a secret, this end is
+        held back. It is recorded with a later piece, or before the sender's next message in the turn that
+        has the same cause, unless the pieces have none, and adds no such text.
         """
         self._piece = piece
 
     def forget_texts(self, senders: Iterable[str], turn: int) -> None:
         """Drop the held-back text (`hold_back`) of `senders` in a turn. They have ended or were cancelled."""
         if self._texts:
+            gone = {(sender, turn) for sender in senders}
             with self._lock:
-                for sender in senders:
-                    self._texts.pop((sender, turn), None)
+                for key in [each for each in self._texts if each[:2] in gone]:
+                    del self._texts[key]
 
     def settle(self) -> None:
         """Wait, blocking, until the observers have seen all that was recorded so far, except held-back text.
@@ -314,7 +317,7 @@ class Recorder:
             if self._late:
                 self._backlog.check()
             if self._texts and not piece:
-                self._end_texts(sender, turn)
+                self._end_texts(sender, turn, cause)
             if piece or not self._observers:
                 written = b""
             else:
@@ -350,15 +353,17 @@ class Recorder:
 
     def _show_piece(self, envelope: Envelope[Any]) -> None:
         """Add a piece to its text, and pass to the observers all but an end that may begin a secret."""
-        texts = self._texts.setdefault((envelope.sender, envelope.turn), {})
+        texts = self._texts.setdefault((envelope.sender, envelope.turn, envelope.cause), {})
         key = replace(envelope.body, text="")
         if key not in texts:
             texts[key] = _Text(TextPieces(self._redaction), envelope)
         texts[key].last = envelope
         self._show_part(envelope, texts[key].pieces.feed(envelope.body.text))
 
-    def _end_texts(self, sender: str, turn: int) -> None:
-        for text in self._texts.pop((sender, turn), {}).values():
+    def _end_texts(self, sender: str, turn: int, cause: int | None) -> None:
+        texts = [*self._texts.pop((sender, turn, cause), {}).values()]
+        texts += self._texts.pop((sender, turn, None), {}).values()
+        for text in texts:
             self._seq += 1
             again = replace(text.last, seq=self._seq, t=self._clock() - self._started, at=self._wall_clock())
             self._show_part(again, text.pieces.end())

@@ -163,6 +163,22 @@ def test_texts_of_other_turns_and_senders_are_apart() -> None:
     assert [envelope.body.text for envelope in seen.envelopes] == ["of another", "[redacted:KEY]", "end"]
 
 
+def test_texts_of_runners_that_share_a_recorder_are_apart() -> None:
+    recorder = Recorder(secrets=SECRETS)
+    recorder.hold_back(Piece)
+    seen = Seen(recorder)
+    for piece in (KEY[:5], KEY[5:9], KEY[9:]):
+        for cause in (1, 2):  # two turns with the same number, each with a request of its own
+            recorder.record(Piece(piece), sender="llm", turn=1, cause=cause)
+    recorder.record(Piece(KEY[:9]), sender="llm", turn=1, cause=1)
+    recorder.record(Said("end"), sender="llm", turn=1, cause=2)
+    recorder.record(Piece(KEY[9:]), sender="llm", turn=1, cause=1)
+    assert [envelope.body.text for envelope in seen.envelopes] == ["[redacted:KEY]"] * 2 + [
+        "end",
+        "[redacted:KEY]",
+    ]
+
+
 def test_a_piece_without_text_is_a_mark_and_recorded_as_one() -> None:
     seen = recorded(Piece(f"It is {KEY[:9]}"), Piece("", "restart"), Piece(KEY[9:]), Said("end"))
     assert [envelope.body.text for envelope in seen.envelopes] == ["It is ", "[redacted]", "", KEY[9:], "end"]
