@@ -65,11 +65,11 @@ def _decode(body: bytes) -> object:
 
 
 def _readable(value: object, depth: int = MAX_DEPTH, *, called: bool = False) -> object:
-    """Replace what `json.loads` accepts although it is not JSON: NaN and infinities become `null`.
+    """Replace what is not JSON in a value from `json.loads`, as `json_value` does: NaN becomes `None`.
 
-    In a tool call's arguments, `null` would change what the call does. So arguments with NaN become a string,
-    and the call is refused later. In every wire format, arguments stand beside a key `name` in the same
-    object. `called`: `value` is a part of arguments that have neither NaN nor infinity.
+    In a tool call's arguments, that would change what the call does. So arguments with NaN or an infinity
+    become a string, and the call is refused later. In every wire format, arguments stand beside a key `name`
+    in the same object. `called`: `value` is a part of arguments that have neither NaN nor infinity.
     """
     match value:
         case dict() | list() if depth < 1:

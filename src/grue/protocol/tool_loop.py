@@ -19,12 +19,12 @@ The rules:
 5.  A request of the phase `loop` offers tools as their servers have listed them last, or probably will list
     them (rules 10 and 12). Its reply may be tool calls or text. Other requests offer no tools and ask for the
     answer, or for a summary.
-6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after a reply of the
-    phase `loop` with neither content nor calls. If a reply that should be the answer is empty, calls tools
-    (or writes a call as text), is a refusal, was stopped early, or fails the host's check, the turn asks for
-    one repair. If the repair fails too, the turn uses the host's fallback, or else fails. So a turn has at
-    most `max_tool_iterations` + 2 requests, besides summaries, and one each after an overflow, after a reply
-    that rule 10 drops, and after the first reply that writes tool calls as text.
+6.  The final answer is forced after `max_tool_iterations` replies with tool calls, and after an empty reply
+    of the phase `loop`. If another reply that should be the answer is empty, calls tools (or writes a call as
+    text), is a refusal, was stopped early, or fails the host's check, the turn asks for one repair. If the
+    repair fails too, the turn uses the host's fallback, or else fails. So a turn has at most
+    `max_tool_iterations` + 2 requests, besides summaries, and one each after an overflow, after an early
+    request that is dropped (rule 10), and after the first reply that writes tool calls as text.
 7.  When tokens or money of the budget are used up, or one request is left, the calls of the last reply are
     still made, and then the final answer is forced. When the budget is used up, no repair is requested.
     Requests of servers to the model (sampling) count in the same budget.
@@ -154,7 +154,7 @@ def step(state: s.TurnState, event: m.TurnEvent) -> s.Transition:
         case s.AwaitingClose() | s.Waiting() | s.Finished(), _ if not isinstance(
             event, _UNEXPECTED_AT_THE_END
         ):
-            return state, ()  # events after the end of the turn's work are ignored (rule 11)
+            return state, ()  # other events come too late and are ignored (rule 11)
         case _, m.TurnForked() if isinstance(state, s.LiveState):
             # take the fork's limits, failure policy and tools (rule 13)
             return resuming.forked(state, event), ()

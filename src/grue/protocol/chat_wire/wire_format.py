@@ -569,10 +569,10 @@ def _joined(own: object, given: object) -> object:
 def encode_body(
     request: WireRequest, messages: str, head: m.JsonObject, choice: object, tail: m.JsonObject
 ) -> bytes:
-    """Join the parts of a request to its body. `messages` is the name of the field with the messages.
+    """Join the parts of a request into its body. `messages` is the name of the field with the messages.
 
-    `choice` is the value of `tool_choice`; `None` leaves that field out. `tail` includes the fields of
-    `request.extra`, which replace those of `head`, or are joined with them.
+    `choice` is the value of `tool_choice`; without tools, or if it is `None`, that field is left out.
+    `tail` includes the fields of `request.extra`, which replace those of `head`, or are joined with them.
     """
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
     tail = {name: _joined(head.get(name), value) for name, value in tail.items()}

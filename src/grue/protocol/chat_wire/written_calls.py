@@ -88,7 +88,7 @@ class Written(Struct, frozen=True):
     """Calls written as text in the syntax `form`, after the text `before`."""
 
     form: str
-    calls: tuple[WrittenCall, ...] = ()  # none: they cannot be read
+    calls: tuple[WrittenCall, ...] = ()  # empty: they cannot be read
     before: str = ""
     sure: bool = False  # the calls are whole, nothing follows them, and the text cannot be anything else
 
@@ -221,8 +221,8 @@ def read_written(
 ) -> Written | None:
     """Read the tool calls in a text; `None`: it has none, or is too long.
 
-    `wire_names`: the names of `tools` on the wire, in the same order. `bare`: read also JSON without tags, if
-    all its tools are known.
+    `wire_names`: the names of `tools` on the wire, in the same order. `bare`: read also calls without tags,
+    such as mere JSON, if all their tools are known.
     """
     text = text.strip()
     for end in _ENDS:
@@ -285,7 +285,7 @@ def _attached_mark(text: str) -> re.Match[str] | None:
 
 
 def _read_attached(text: str, mark: re.Match[str], tools: _Tools) -> Written | None:
-    """Return the calls that begin at the tag `mark`; `None`: probably a quotation, or no tool fits."""
+    """Return the calls that begin at the tag `mark`; `None`: perhaps a quotation, or an unknown tool."""
     form, before, rest = str(mark.lastgroup), text[: mark.start()].strip(), text[mark.end() :]
     if text.count("```", 0, mark.start()) % 2:
         return None

@@ -41,7 +41,7 @@ TEXT_BYTES_PER_TOKEN = ContextPolicy().bytes_per_token  # where no policy sets a
 _PER_MESSAGE = 8  # tokens of the frame of one message: its role, its separators, a call's id
 _PER_IMAGE = 1600  # the most tokens that an image takes, at the providers that document it
 _BYTES_PER_TOKEN = {"audio": 500, "file": 40}  # guesses: providers publish no such number
-_TELLING = 500  # uncounted tokens from which `bytes_per_token` is corrected: a few short texts mislead
+_TELLING = 500  # fewer uncounted tokens do not correct `bytes_per_token`: a few short texts mislead
 _SMALL = 48  # a result of at most so many tokens is about as long as its stub: clearing frees too little
 _SLACK = 8
 """The endpoint's count, minus the sizes counted earlier, is compared with the estimate of the uncounted
@@ -116,7 +116,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         if guessed and guessed <= rest * _SLACK and rest <= guessed * _SLACK:
             factor, spread = rest / guessed, False
         else:
-            # The earlier counts contradict this one, perhaps because the prompt was rewritten: correct all.
+            # No part is uncounted, or the counts contradict this one (perhaps after a rewrite): correct all.
             factor, spread = prompt_tokens / max(1, known + guessed), True
         head, tools, *items = (
             replace(part, tokens=round(part.tokens * factor), counted=True)
@@ -132,7 +132,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
     def scaled_to(self, tokens: int) -> ContextLedger:
-        """Return the ledger. If its sizes add up to less than `tokens`, scale them up to about `tokens`."""
+        """Return the ledger; if its sizes add up to less than `tokens`, as if these had been counted."""
         return self if self.tokens >= tokens else self.counted(tokens)
 
 

@@ -29,14 +29,15 @@ number of bytes if the schema has patterns."""
 
 _MOST_PARTS = 2_000  # the most keywords and items of the schema parts that apply to one place
 _DEEPEST = 60  # the deepest nesting of the parts that apply to one place; the validator's stack grows with it
-_MOST_TOLD = 2_000  # with more nested values, no fault in `anyOf` or the like is described: all are copied
+# With more nested values, no fault is described if the schema has `anyOf` or the like: its error copies them.
+_MOST_TOLD = 2_000
 _MOST_WORK = 200_000  # the most parts and keywords that `_most_parts` looks at
 _MOST_COMPILED = 64
 _REGEX_BYTES = 100_000  # the most memory of a compiled regular expression, without its cache
 _TOO_MUCH = "it is nested too deeply, or too many of its parts apply to one value"
 _FAULT_CHARS = 300
 _QUOTED_CHARS = 100
-_VALUE = "\0"  # stands for the value in the validator's messages, and cannot occur there otherwise
+_VALUE = "\0"  # stands for the value in the validator's messages, and hardly ever occurs there otherwise
 Check: TypeAlias = Callable[[object], str | None]
 """Returns why a schema refuses a value; `None`: it fits. Raises `NotCheckedError` for a too large value."""
 
@@ -54,7 +55,7 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", *
 """Keywords whose value has a schema for each name."""
 
 _DATA = frozenset(("const", "enum", "default", "examples"))  # keywords whose value is no schema
-_MOST_STEPS_TO_DEFAULT = 3  # references and combinations followed to a property's default
+_MOST_STEPS_TO_DEFAULT = 3  # levels of schemas searched for a property's default, its own schema first
 _UNFORESEEN = frozenset(("unevaluatedItems", "unevaluatedProperties"))
 
 _PLAIN_TYPES: dict[str, tuple[type, ...]] = {
@@ -169,7 +170,7 @@ def _is_plain(schema: Any) -> bool:
 
 
 def _fits_plainly(schema: Any, value: object) -> bool:
-    """Return whether a value fits a plain schema (`_is_plain`) and has only members that the schema names."""
+    """Return whether a value certainly fits a plain schema (`_is_plain`). If not, the library checks it."""
     if type(value) not in _PLAIN_TYPES[schema["type"]]:
         return False
     if not isinstance(value, dict):

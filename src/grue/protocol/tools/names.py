@@ -2,7 +2,7 @@
 
 The canonical name is `{server}.{tool}`, or `ToolDefinition.full_name` if that is set. MCP allows dots and 128
 characters in a tool's name. Most endpoints allow only letters, digits, `_` and `-`, at most 64 of them.
-So `WireNames` gives each tool a wire name, which these endpoints accept.
+So `WireNames` with the style `encoded` gives each tool a wire name, which these endpoints accept.
 
 Source: R8.1, R8.2, R8.3, R8.4, P33, P34, P35, P36
 """
@@ -78,7 +78,10 @@ def is_wire_name(name: str) -> bool:
 
 
 class WireNames:
-    """A two-way table of canonical names and valid, unique wire names. An entry never changes."""
+    """A two-way table of canonical names and valid, unique wire names. An entry never changes.
+
+    With the style `canonical` the table is empty: each canonical name is its own wire name.
+    """
 
     def __init__(self, style: NameStyle, names: Iterable[str] = ()) -> None:
         self.style: NameStyle = style

@@ -169,7 +169,7 @@ def _file_name(uri: str) -> str:
 
 MAX_JSON_CHARS = 2_000_000  # of a text block that is decoded: decoding more would block the event loop
 MAX_JSON_VALUES = 50_000  # lists, objects and commas in it, for the same reason
-MAX_ERROR_CHARS = 100_000  # longest `error_message` of a failed tool
+MAX_ERROR_CHARS = 100_000  # how much is kept of a failed tool's own error text
 _LOOK_CHARS = 1000
 _ALWAYS_INDENTED = 65_536
 _MOST_LEVELS = 40
@@ -254,7 +254,7 @@ def _is_json(value: object) -> bool:
 
 
 def refuse_deep_schemas(tools: Iterable[m.ToolDefinition]) -> None:
-    """Raise `ValueError`, with the tool's name, if the trace could not be read because of a tool's schema."""
+    """Raise `ValueError`, with the tool's name, if a tool's schema is too deep or repetitive for a trace."""
     for tool in tools:
         for schema in (tool.input_schema, tool.output_schema):
             if is_repetitive(schema) or is_deep(schema):
@@ -335,7 +335,7 @@ def _unstructured(blocks: list[m.JsonObject]) -> object:
 
 
 def raw_text(result: m.ToolCallResult) -> str:
-    """Return a result as plain text: its blocks' texts, else the error's message or the content."""
+    """Return a result as plain text: its blocks' texts, else (without blocks) its error, else its content."""
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:
         return "\n".join(texts)
@@ -449,7 +449,7 @@ def _laid_out(content: object, *, unwraps: bool) -> str:
 
 
 def in_lines(text: str) -> str:
-    """Return JSON text with a line for each value; unchanged if it is no JSON, or long with many brackets."""
+    """Return JSON text with a line for each value; unchanged if it is no JSON, or could become very long."""
     try:
         return msgspec.json.format(text, indent=1) if _may_be_indented(text.encode()) else text
     except (msgspec.DecodeError, RecursionError):

@@ -148,7 +148,7 @@ def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
     # `usage.output_tokens` may include earlier tries. Then pass 0, so that the ledger estimates the output.
     output = reply.usage.output_tokens if reply.prompt_tokens == reply.usage.input_tokens else 0
     if turn.run.binds_calls:
-        # `output` may include thoughts, which are not sent back: limit it to the estimate for text and calls.
+        # `output` may include thoughts, which often are not sent back: limit it to the estimate without them.
         output = min(output, ledger.reply_item(reply.content, reply.tool_calls).tokens)
     return replace(turn, ledger=ledger.reply(reply.content, reply.tool_calls, output))
 

@@ -19,7 +19,7 @@ from grue.protocol.turn.tools import parked_at_questions
 def cut_off(
     state: TurnState, called: Collection[m.CallId], tasks: Mapping[m.CallId, m.OpenTask] | None = None
 ) -> m.Resumption | None:
-    """Return where a turn whose process was killed goes on; `None`: it had not begun, or had come to its end.
+    """Return where a killed process's turn goes on; `None`: it had not begun, or was answered or had failed.
 
     A sent call (`called`) without a settlement may have taken effect, so it is not sent again: the turn asks
     for the result of its MCP task, or tells the model of the interruption. Unsent calls are judged once more.
