@@ -14,6 +14,7 @@ import codecs
 import contextlib
 import itertools
 import math
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
@@ -76,7 +77,9 @@ class BatchDesk:
     async def send(self) -> None:
         """Send each unsent file of requests; raises `BatchRefused`."""
         for each in list(self._folder.unsent()):
-            record = replace(each, begun_at=time.time(), key=f"{self._folder.manifest.run}-{each.number}")
+            # A new key each time: a file that is sent again must not be taken for the batch that was refused.
+            key = f"{self._folder.manifest.run}-{each.number}-{secrets.token_hex(4)}"
+            record = replace(each, begun_at=time.time(), key=key)
             await self._submit(self._folder.keep(record))
 
     async def replies(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -159,6 +160,42 @@ async def test_what_is_nested_too_deeply_to_be_decoded_counts_as_unreadable(form
     assert desk._read(b'{"custom_id":"a","result":{"type":"succeeded","message":' + deep + b"}}") is None
     with pytest.raises(BatchRefused, match="a batch cannot be read"):
         desk._read_as("a batch", desk._state_in, Answered(200, b'{"id":"b1","errors":' + deep + b"}"))
+
+
+async def test_a_file_that_is_sent_again_is_not_taken_for_the_batch_that_was_refused(tmp_path: Path) -> None:
+    """The queue was full at first, and the second attempt at a batch failed without one being made."""
+    made: list[dict[str, Any]] = []
+    full = {"data": [{"message": "Enqueued token limit reached"}]}
+    posts = iter(("failed", "", "in_progress"))
+
+    async def call(method: str, path: str, **options: Any) -> Answered:
+        if path == "/files":
+            return Answered(200, b'{"id": "f%d"}' % len(made))
+        if method == "GET":
+            found = made[-1:] if path.endswith("b1") else [{"data": made}]
+            return Answered(200, json.dumps(found[0]).encode())
+        status, asked = next(posts), json.loads(options["content"])
+        if not status:
+            return Answered(503, b"busy")
+        batch = {"id": f"b{len(made) + 1}", "status": status, "errors": full, "created_at": time.time()}
+        made.append({**batch, "metadata": asked["metadata"]})
+        return Answered(200, json.dumps(batch).encode())
+
+    async def sleep(_: float) -> None:
+        pass
+
+    manifest = BatchManifest(address="http://127.0.0.1/v1", model="m", wire="responses")
+    with BatchFolder(tmp_path, manifest, OpenAIBatches()) as files:
+        desk: Any = BatchDesk(
+            LlmEndpoint(LlmSettings(model="m")), files, Batching(folder="unused"), sleep=sleep
+        )
+        desk._endpoint = SimpleNamespace(call=call, settings=desk._endpoint.settings)
+        files.want(f"{files.manifest.run}-1-1-abc-1", "/responses", b"{}")
+        await desk.send()
+        files.submissions[9] = Submission(number=9, state="sent", batch_id="of another file")
+        assert await desk._look(files.submissions[1]) == []
+        await desk.send()
+        assert files.submissions[1].batch_id == "b2"
 
 
 @pytest.mark.parametrize("status", [401, 404])
