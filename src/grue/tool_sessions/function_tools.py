@@ -719,28 +719,29 @@ class FunctionConnection:
 async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
     try:
         if inspect.iscoroutinefunction(call.func):
-            value = await call()
-        else:
-            value = await call_in_daemon_thread(functools.partial(_in_thread, call))
-            if inspect.isawaitable(value):
-                value = await value
-        returned = [value.content, value.blocks] if isinstance(value, m.ToolCallResult) else value
-        refused = tool_results.repetitive(returned)
-        if refused is not None:
-            return refused
-        plain = msgspec.to_builtins(value, enc_hook=_plain)
-        if isinstance(value, m.ToolCallResult):
-            blocks = tuple(map(json_value, plain.pop("blocks") or ()))
-            parts: dict[str, Any] = {name: json_value(part) for name, part in plain.items()}
-            # `convert` refuses a field of a wrong type, with which the trace could not be read.
-            return msgspec.convert(parts | {"blocks": blocks}, m.ToolCallResult)
-        return tool_results.success(plain)
+            return _as_result(await call())
+        returned = await call_in_daemon_thread(functools.partial(_in_thread, call))
+        return _as_result(await returned) if inspect.isawaitable(returned) else returned
     except BaseException as raised:
         error = single(raised)
         # Only a cancellation of this task and exceptions such as KeyboardInterrupt propagate.
         if ends_the_task(raised) or not isinstance(error, _RESULTS):
             raise
         return tool_results.call_failed(in_words(error))
+
+
+def _as_result(value: Any) -> m.ToolCallResult:
+    returned = [value.content, value.blocks] if isinstance(value, m.ToolCallResult) else value
+    refused = tool_results.repetitive(returned)
+    if refused is not None:
+        return refused
+    plain = msgspec.to_builtins(value, enc_hook=_plain)
+    if isinstance(value, m.ToolCallResult):
+        blocks = tuple(map(json_value, plain.pop("blocks") or ()))
+        parts: dict[str, Any] = {name: json_value(part) for name, part in plain.items()}
+        # `convert` refuses a field of a wrong type, with which the trace could not be read.
+        return msgspec.convert(parts | {"blocks": blocks}, m.ToolCallResult)
+    return tool_results.success(plain)
 
 
 def _plain(value: Any) -> object:
@@ -750,8 +751,11 @@ def _plain(value: Any) -> object:
 
 
 def _in_thread(call: functools.partial[Any]) -> Any:
+    """Return the call's result, or the awaitable that the function has returned."""
     try:
-        return call()
+        # Make the result here, too: this may call code of the host that blocks, such as a lazy `__str__`.
+        value = call()
+        return value if inspect.isawaitable(value) else _as_result(value)
     except BaseException as error:
         # Wrap it: a StopIteration would become a RuntimeError, a KeyboardInterrupt would stop the event loop.
         raise HostCodeFailed(error) from error

@@ -1,5 +1,6 @@
 """Python functions as a tool server: schemas from annotations, checked arguments, time limits."""
 
+import asyncio
 import dataclasses
 import datetime as dt
 import enum
@@ -299,6 +300,18 @@ async def test_what_a_function_returns_becomes_json(value: Any, content: object)
     given = ToolCallResult(value, True, "no", blocks=({"type": "text", "text": value},))
     written = ToolCallResult(content, True, "no", blocks=({"type": "text", "text": content},))
     assert await call(lambda: given) == written
+
+
+async def test_what_a_plain_function_returns_becomes_json_outside_the_event_loop() -> None:
+    """A `__str__` may block, and some libraries, such as Django, refuse to be called in an event loop."""
+
+    class Lazy:
+        def __str__(self) -> str:
+            with pytest.raises(RuntimeError):
+                asyncio.get_running_loop()
+            return "a row of the database"
+
+    assert await call(lambda: [Lazy()]) == ToolCallResult(["a row of the database"])
 
 
 @pytest.mark.parametrize(
