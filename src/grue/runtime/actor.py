@@ -331,7 +331,7 @@ class Supervisor:
         return scope
 
     def fail(self, actor: str, error: BaseException) -> None:
-        """Note `error` in the trace if possible; cancel all actors. Of several errors the first is raised."""
+        """Note `error` in the trace if possible; cancel actors and block. The first error will be raised."""
         if self._crash is None:
             self._crash = (actor, error)
         self._group.cancel_scope.cancel()

@@ -242,7 +242,7 @@ class LineFile:
             raise TraceError(f"The {self.what} {self.path} was deleted while it was being written.")
 
     def last_line(self) -> bytes:
-        """Return the last line, with its newline if it has one; raises `TraceError` over `MAX_LINE_BYTES`."""
+        """Return the last line, with its newline if any; raises `TraceError`, also over `MAX_LINE_BYTES`."""
         with self._closed_on_errors():
             size = self.size
             start = self._line_start(size - 1)

@@ -1,6 +1,7 @@
 """Import a module's public names on first use. The names are listed only in the stub beside the module.
 
-A stub has a line `from grue.a.module import Name as Name` for each name. Other lines are skipped.
+A stub has a line `from grue.a.module import Name as Name` for each name. No other line of a stub may begin
+with `from`.
 """
 
 import sys

@@ -31,14 +31,14 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     """The memory of a turn, passed from state to state."""
 
     run: m.RunTurn
-    # Those tools of all open sessions, and of servers that start when they are called, that `RunTurn.tools`
-    # selects, in the order of the servers; then `read_result`, if it is offered.
+    # The tools of open sessions, and of servers that start when they are called, as far as `RunTurn.tools`
+    # selects them, in the order of the servers; then `read_result`, if it is offered.
     tools: Tools = ()
-    relisted: bool = False  # `tools` may have changed since the last request that offered tools
+    relisted: bool = False  # `offered` may have changed since the last request that offered tools
     open: Servers = ()  # servers whose session has to be closed before the turn ends
     serving_unlisted: Servers = ()  # servers that take calls of tools which they do not list
     iterations: int = 0  # replies with tool calls so far, to requests that offered tools
-    requests: int = 0  # in a resumed turn also those that were `sampled` before it was parked
+    requests: int = 0  # includes those that were `sampled` before the turn was resumed
     sampled: int = 0  # finished requests of servers to the model (sampling), which `usage` counts too
     batches: int = 0  # the last number given to a batch of tool calls, or to notes about calls not made
     records: Records = ()  # the settled calls; a reply's are added when all are settled, or the turn fails
@@ -109,11 +109,11 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def callable(self) -> Tools:
-        """The tools that the model may call: those that are offered, and those that a search can find."""
+        """The known tools that the model may call: those that are offered or that a search can find."""
         return (find_tools(self.run.servers), CALL_TOOL, *self.tools) if self.searching else self.tools
 
     def meant(self, call: m.ToolCall) -> m.ToolCall:
-        """Return the call that `call` makes through `call_tool`, or `call` if it makes no valid one."""
+        """Return the call of a known tool that `call` makes through `call_tool`; if it makes none, `call`."""
         named = named_call(call, bind=self.run.binds_arguments) if self.searching else call
         if named is call:
             return call
@@ -154,7 +154,7 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
         return turn, told
 
     def referring(self) -> Turn:
-        """Add `read_result` to the turn's tools: with it, the model can read a result that was cut."""
+        """Add `read_result` to the turn's tools: with it, the model can read cut or cleared results."""
         return self if self.refers else replace(self, tools=(*self.tools, READ_RESULT), relisted=True)
 
     @property
@@ -207,7 +207,7 @@ class AwaitingSessions(Struct, frozen=True, gc=False):
 class Presuming(Struct, frozen=True, kw_only=True):
     """Waits for the reply to a request that offers presumed tools, and for the sessions."""
 
-    turn: Turn  # its `tools` are those that servers have listed so far
+    turn: Turn  # its `tools` do not contain those of `pending` servers
     pending: Servers
     offered: Tools
     ledger: ContextLedger | None  # without the reply, because that may be dropped
@@ -255,7 +255,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
     open: tuple[ValidCall, ...]  # the calls that are to be made, in order, some only if a person approves
     earlier: Records = ()  # records of the calls that were answered before the turn was resumed
     settled: Records  # `earlier`, and records of the calls that are not made
-    used_before: Mapping[str, int] = {}  # `Turn.used` without the calls of this reply
+    used_before: Mapping[str, int] = {}  # `Turn.used` before these calls were judged
     noted: CallNotes = ()  # about calls not made, each to be recorded when the calls before it are settled
 
 

@@ -2,13 +2,14 @@
 
 The rules for the calls of a reply, besides those in `tool_loop.py` and, for decisions, `tools/policy.py`:
 
-- A call that is not made gets a note in the trace, recorded in the order of the reply's calls.
+- A call that is not made gets a note in the trace. The notes about calls that are rejected or denied before
+  any is sent are recorded in the order of the reply's calls.
 - A call that an earlier process has sent, and that became a task, is neither asked about nor counted again.
 - If no person decides now, the turn is parked. A resumed turn judges the reply again. If the definition of a
   tool has changed, a question about its call is asked again, and a call that needs no approval is not made.
 - When a call has started a server (`RunTurn.when_called`), the tools that the server lists replace those that
-  the model was offered, unless only their order differs. The session does not send calls of changed tools
-  (`actors/mcp_session.py`), and the next request offers the new list.
+  the model was offered, if any tool differs. The session (`actors/mcp_session.py`) does not send calls of
+  changed tools, and the next request offers the new list.
 - If such a server does not start, calls of its tools are answered with the reason, and the turn goes on
   without these tools; or the turn fails, if `FailurePolicy.first_connect` is `raise` for this server.
 """
@@ -267,7 +268,7 @@ def _is_outdated(each: tool_calls.ValidCall, definitions: Mapping[str, str]) -> 
 def _ask(
     turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: Notes
 ) -> Transition:
-    """Ask about calls that need a decision and have none in `decisions`. If all have one, send the calls."""
+    """Ask about calls that need a decision and have no valid one; if there is none, send the calls."""
     # A decision counts even if the policy has changed since the question and allows the call now.
     answered = frozenset(each.call_id for each in decisions)
     accepted, ignored = settled_decisions(_questions(turn, reply, answered), decisions)

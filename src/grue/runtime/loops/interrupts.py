@@ -24,7 +24,8 @@ an item of `Runner.map`                 cancel all, wait max.   `force_kill()`, 
 `EpisodeLoop.close` (Runner.close)      `force_kill()`, wait    stop waiting, raise       raise now
                                         max. 10 s
 the interpreter's exit (`atexit`)       `force_kill()`, wait    stop waiting              -
-a fleet's driver (`grue fleet run`)     running episodes end    cancel them               raise now
+a fleet's driver (`grue fleet run`)     start no more; finish   cancel these              raise now
+                                        running episodes
 any of them, but a handler of the       what it raises is treated like a press, and raised in place of
   host's raises, for whatever signal    `KeyboardInterrupt`; but in a host's callback it is raised at once
 another thread is in one of them        nothing: Python runs handlers in the main thread only

@@ -73,7 +73,7 @@ class Descendants:
             self._mark = None
 
     def kill(self, within_s: float) -> int:
-        """Kill descendants until none is found or the time is up; return how many were killed."""
+        """Kill descendants until none is found or the time is up; return how many were found."""
         killed = 0
         deadline = time.monotonic() + within_s
         while found := self._find():
