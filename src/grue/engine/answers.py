@@ -395,18 +395,14 @@ class AnswerCheck(Generic[T]):
         except BaseException as error:
             blame(error, "the check of the answer")
             raise
-        return m.AnswerAccepted(answer=as_json(self.accepted))
+        try:
+            return m.AnswerAccepted(answer=as_json(self.accepted))
+        except Exception as error:  # noqa: BLE001 - such as one of its `__repr__`; the answer itself is good
+            return m.AnswerAccepted(answer=f"[no JSON: {in_words(error)}]")
 
 
 def as_json(answer: object) -> object:
     """Return an answer as a JSON value, for messages and traces."""
-    try:
-        return _as_json(answer)
-    except Exception as error:  # noqa: BLE001 - such as one of its `__repr__`; the answer itself is good
-        return f"[no JSON: {in_words(error)}]"
-
-
-def _as_json(answer: object) -> object:
     if is_repetitive(answer):
         return "[holds itself, or the same parts too often]"
     if isinstance(answer, str | dict) or answer is None:
