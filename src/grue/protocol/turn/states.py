@@ -256,7 +256,7 @@ class JudgedReply(Struct, frozen=True, kw_only=True):
     earlier: Records = ()  # records of the calls that were answered before the turn was resumed
     settled: Records  # `earlier`, and records of the calls that are not made
     used_before: Mapping[str, int] = {}  # `Turn.used` before these calls were judged
-    noted: CallNotes = ()  # about calls not made, each to be recorded when the calls before it are settled
+    noted: CallNotes = ()  # about calls not made, for `AwaitingTools.noted`
 
 
 class AwaitingApproval(Struct, frozen=True):
