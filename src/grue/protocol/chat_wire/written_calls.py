@@ -107,9 +107,9 @@ def split_thoughts(text: str) -> tuple[str, str]:
     """Return the thoughts at the beginning of a text, without their tags, and the rest of the text.
 
     After an opening tag without a closing one, the rest is thoughts. Some templates put the opening tag into
-    the prompt, so that the text has only the closing tag. This tag counts only in a line of its own, or
-    outside of code blocks with no space, quote or the like beside it (`_is_attached`). In harmony, thoughts
-    are in the channel `analysis`.
+    the prompt, so that the text has only the closing tag. This tag counts only if it has a line to itself, or
+    if it is not in a code block and no space, quote or the like is beside it (`_is_attached`). In harmony,
+    thoughts are in the channel `analysis`.
     """
     thoughts: list[str] = []
     at = past_space(text, 0)

@@ -1,11 +1,11 @@
 """Compare a JSON value with a JSON Schema by the library `jsonschema-rs`. Value and schema may be hostile.
 
 The library holds the GIL, cannot be stopped, and exhausts the stack on a long chain of references. So grue
-first computes how much work a check can be: the number of schema parts that can apply to one place of a
-value, times the number of nested values. Above a limit the value is not checked. A schema that refers to
-anything outside is not used. Regular expressions that need more than linear time or much memory are ignored.
-Formats, `unevaluatedItems` and `unevaluatedProperties` are not checked. Loading the library takes 6 MB and
-10 ms, so a value that fits a schema of only the commonest keywords (`_is_plain`) is accepted without it.
+first computes how much work a check can be. Above a limit (`_MOST_STEPS`) the value is not checked. A schema
+that refers to anything outside is not used. Regular expressions that need more than linear time or much
+memory are ignored. Formats, `unevaluatedItems` and `unevaluatedProperties` are not checked. Loading the
+library takes 6 MB and 10 ms, so a value that fits a schema of only the commonest keywords (`_is_plain`) is
+accepted without it.
 """
 
 import contextlib

@@ -14,8 +14,8 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
   limit and backoff; `max_retries` limits all retries together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
-- If a reply is not complete within its time limit, or its stream stalls halfway, it is requested only once
-  more: each try is billed, and a third one seldom ends better.
+- From the second timeout on, a try that used up its whole time limit, or whose stream stalled halfway, is the
+  last: such a try is billed, and another one seldom ends better.
 - If some text of a try was streamed, and another try follows or the cut reply is used after all, readers of
   the stream are first told to discard that text.
 
@@ -50,7 +50,7 @@ from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
 
 _OTHER_CAUSES = frozenset({"key", "credit", "region", "reply"})  # reasons that no attachment causes
-_MOST_ENDLESS = 2  # how many replies of one completion may run into their time limit
+_MOST_ENDLESS = 2  # at this timeout of a completion, and at later ones, a billed try is the last
 _LEAST_OF_LIMIT = 4  # a token limit is lowered to a fourth at the least: many answers would be cut
 
 
