@@ -125,6 +125,25 @@ def test_results_keep_the_order_of_the_requests_whichever_ends_first() -> None:
     assert [item.outcome.turn for item in items if item.outcome] == [1, 2, 3, 4, 5, 6]
 
 
+def test_the_functions_of_more_than_forty_turns_run_at_once() -> None:
+    many = 41  # anyio has 40 threads
+    meeting = threading.Barrier(many)
+
+    def meet() -> str:
+        meeting.wait(60)  # raises if the others have not come
+        return "met"
+
+    def answer(request: LlmRequest) -> LlmReply:
+        said = request.messages[-1]
+        return text_reply(said["content"]) if said["role"] == "tool" else tool_calls_reply(("fn.meet", {}))
+
+    with ScriptedLlmServer(answer) as llm:
+        settings = LlmSettings(base_url=llm.base_url, model="m")
+        with Runner(llm=settings, servers={"fn": FunctionTools([meet])}) as runner:
+            items = list(runner.map([TurnRequest("Meet.")] * many, concurrency=many))
+    assert [item.outcome and item.outcome.response for item in items] == ["met"] * many
+
+
 def test_what_fails_is_an_item_with_its_error() -> None:
     waiting = threading.Event()
 

@@ -720,7 +720,9 @@ async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:
     try:
         if inspect.iscoroutinefunction(call.func):
             return _as_result(await call())
-        returned = await call_in_daemon_thread(functools.partial(_in_thread, call))
+        # Not one of anyio's 40 threads: with more slow functions at once, some would time out unbegun.
+        own = anyio.CapacityLimiter(1)
+        returned = await call_in_daemon_thread(functools.partial(_in_thread, call), limiter=own)
         return _as_result(await returned) if inspect.isawaitable(returned) else returned
     except BaseException as raised:
         error = single(raised)
