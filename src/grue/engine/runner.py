@@ -54,8 +54,7 @@ class Runner(AsyncToolAccess, Closing):
     """Run the turns of one episode.
 
     Use it as a context manager, or call `close`. Thread-safe: with `keep="nothing"` the turns of several
-    threads run in parallel, each in its own event loop. With any other `keep`, and while turns of
-    `start_turn` run, they run one at a time.
+    threads run in parallel, each in its own event loop. Otherwise, and beside `start_turn`, one at a time.
 
     Args:
         llm: The model: an endpoint, its settings, or a factory for an actor of your own. With a list of
