@@ -31,7 +31,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.errors import MCPConfigError, MCPError
+from grue.errors import MCPConfigError, MCPError, TraceError
 from grue.field_checks import WHERE_TO_DEFINE, check_settings, shown
 from grue.policies import NoticeKind, ToolAnnotations
 from grue.protocol.json_text import json_value, plain_value
@@ -712,7 +712,10 @@ class FunctionConnection:
             raise ToolRefusedError(f"invalid arguments: {error}", code=_INVALID_PARAMS) from error
 
     def _notify(self, kind: NoticeKind, text: str) -> None:
-        if self._note is not None:
+        if self._note is None:
+            return
+        # A callback of the event loop could not raise it. The call's settlement, which follows, raises it.
+        with contextlib.suppress(TraceError):
             self._note(m.ServerNoted(server=self._server, kind=kind, text=text), sender=self._server)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
+from grue.errors import TraceError
 from grue.messages import ServerNoted
 from grue.tool_sessions.failures import ToolTimedOutError
 from grue.tool_sessions.function_tools import FunctionConnection, FunctionTools, ToolCancelled, ToolContext
@@ -57,6 +58,21 @@ async def test_progress_is_recorded_in_the_event_loop_before_the_result(function
 
 
 @pytest.mark.slow
+async def test_a_trace_that_cannot_be_written_is_reported_by_the_calls_settlement_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Full(Notes):
+        def __call__(self, *words: Any, **named: Any) -> Any:
+            raise TraceError("Cannot write the trace file.")
+
+    def dig(context: ToolContext) -> str:
+        context.log("a stone")
+        return "done"
+
+    assert (await connection(Full(), dig=dig).call("dig", {}, 60)).content == "done"
+    assert not caplog.records, "a callback of the event loop has not raised it"
+
+
 async def test_notices_are_short_and_few() -> None:
     def chatter(context: ToolContext) -> None:
         for _ in range(2000):

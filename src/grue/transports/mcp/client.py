@@ -15,6 +15,7 @@ import anyio.to_thread
 from msgspec.structs import replace
 
 from grue import messages as m
+from grue.errors import TraceError
 from grue.policies import NoticeKind, ServerPhase
 from grue.protocol.json_text import json_object, json_value
 from grue.protocol.tools.lock import screen
@@ -427,16 +428,23 @@ class McpClient:
 
     def _notify(self, kind: NoticeKind, text: str) -> None:
         self._noticed[kind] += 1
-        if self._options.on_notice is None or self._noticed[kind] > _MAX_NOTICES:
+        on_notice = self._options.on_notice
+        if on_notice is None or self._noticed[kind] > _MAX_NOTICES:
             return
         # Cut the text before searching it for secrets, because it may have megabytes.
         shown = self._wire.redactor.text(plain_text(beginning(text, 4 * _NOTICE_CHARS)))[:_NOTICE_CHARS]
-        self._options.on_notice(kind, shown)
+        try:
+            on_notice(kind, shown)
+        except TraceError:
+            # Raise it only once: the SDK logs it, which makes a notice. If that raised too, the session would
+            # end with a group of errors. The next message that is recorded raises the error for the caller.
+            self._options = replace(self._options, on_notice=None)
+            raise
         if kind == "noise" and not self._noise:
             self._noise = shown[:_NOISE_CHARS].rstrip()
         if self._noticed[kind] == _MAX_NOTICES:
             text = f"{_MAX_NOTICES} notices of the kind {kind} during one request: further ones are left out"
-            self._options.on_notice("too_large", text)
+            on_notice("too_large", text)
 
 
 def _pages_to_visit(code: int, data: object) -> str:

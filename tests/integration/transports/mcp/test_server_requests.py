@@ -20,6 +20,7 @@ from grue import (
     TurnOutcome,
     TurnRequest,
 )
+from grue.errors import TraceError
 from grue.messages import AnyMessage, ServerNoted, SessionClosed, SessionOpened, ToolsChanged
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.runtime.trace.recorder import Envelope
@@ -446,3 +447,44 @@ def test_hundreds_of_unusable_answers_that_are_nested_deeply_fail_one_call(tmp_p
     assert outcome.kind == "answered"
     assert outcome.tool_calls[0].result.is_error
     assert "not usable" in (outcome.tool_calls[0].result.error_message or "")
+
+
+_PROGRESS = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    told = {"jsonrpc": "2.0", "id": asked["id"]}
+    if asked["method"] == "initialize":
+        server = {"name": "dig", "version": "1"}
+        told["result"] = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": server}
+    else:
+        told["result"] = {"tools": [{"name": "dig", "inputSchema": {"type": "object"}}]}
+    if asked["method"] == "tools/call":
+        token = asked["params"]["_meta"]["progressToken"]
+        noted = {"jsonrpc": "2.0", "method": "notifications/progress"}
+        for metre in range(50):
+            print(json.dumps({**noted, "params": {"progressToken": token, "progress": metre}}))
+        told["result"] = {"content": []}
+    print(json.dumps(told), flush=True)
+"""
+
+
+@pytest.mark.anyio
+async def test_a_trace_that_cannot_be_written_ends_no_session_however_many_notices_come(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "dig.py"
+    program.write_text(_PROGRESS)
+    server = StdioServer(name="dig", command=sys.executable, args=("-I", str(program)))
+    noted: list[str] = []
+
+    def full(kind: str, text: str) -> None:
+        noted.append(text)
+        raise TraceError("Cannot write the trace file.")
+
+    async with McpClient(server, ProcessRegistry(), ClientOptions(on_notice=full)) as client:
+        await client.open(60)
+        assert (await client.call("dig", {}, 60)).content == ""
+    assert noted == ["0"]
