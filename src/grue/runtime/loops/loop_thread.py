@@ -173,11 +173,11 @@ class Call(Future[T]):
 class EpisodeLoop:
     """An event loop in a background thread. Thread-safe.
 
-    `context` is entered when the loop starts; the constructor raises what this raises. `on_exit` is called in
-    the loop's thread when the loop has ended, also by an error; it must be quick. `force_kill`, which must
-    not wait, kills the processes that the loop waits for, if the loop takes too long to end or a Ctrl-C
-    interrupts `close`. The constructor also raises `MCPError` where `refuse_reentry` does, if the caller runs
-    in the loop that all greenlets share, or if no thread or event loop can be started.
+    `context` is entered when the loop starts; an error in entering it is raised by the constructor. `on_exit`
+    is called in the loop's thread when the loop has ended, also by an error; it must be quick. `force_kill`,
+    which must not wait, kills the processes that the loop waits for, if the loop takes too long to end or a
+    Ctrl-C interrupts `close`. The constructor also raises `MCPError` where `refuse_reentry` does, if the
+    caller runs in the loop that all greenlets share, or if no thread or event loop can be started.
     """
 
     def __init__(

@@ -153,7 +153,7 @@ def _set_mark(pid: int, mark: int) -> bool:
 
 
 def _mark_of(pid: int) -> int:
-    """Return a process's hard RLIMIT_RTTIME, a mark from `_BASE` on; -1: unlimited, or unreadable."""
+    """Return a process's hard RLIMIT_RTTIME (a mark if at least `_BASE`); -1: unlimited, or unreadable."""
     if sys.platform == "linux":
         with suppress(OSError):
             return resource.prlimit(pid, resource.RLIMIT_RTTIME)[1]

@@ -153,7 +153,7 @@ class SpawnError(MCPError):
 
 
 class ProcessGroup:
-    """A process that leads its own POSIX session and process group, and its children."""
+    """A process group and its leader, which also leads a POSIX session of its own."""
 
     def __init__(
         self, leader: subprocess.Popen[bytes], registry: ProcessRegistry, boxed: Boxed | None = None
