@@ -27,6 +27,7 @@ from grue import (
     parked_turns,
 )
 from grue.engine.conversations.recorded_conversation import resume_conversation
+from grue.engine.episode_past import Past
 from grue.errors import (
     ActorCrashed,
     ApprovalPending,
@@ -49,8 +50,10 @@ from grue.messages import (
     Usage,
     UserText,
 )
+from grue.protocol.turn.prices import Spent
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.tracing.facts import EpisodeStarted
 from grue.tracing.reading import read_episode
 from grue.tracing.replay import Changes, render, replay
 
@@ -386,6 +389,7 @@ def test_the_runner_that_parked_a_turn_keeps_it_parked_while_its_server_is_down(
         ScriptedLlmServer(replies) as server,
         Runner(llm=server.settings, servers={"box": box}, tool_policy=policy, trace=trace) as made,
     ):
+        made.recorder.record(EpisodeStarted(episode_id="e", model="m"), sender="host")
         with pytest.raises(ApprovalPending) as pending:
             made.run_turn("Tidy up.")
         decisions = [question.approve() for question in pending.value.questions]
@@ -393,12 +397,15 @@ def test_the_runner_that_parked_a_turn_keeps_it_parked_while_its_server_is_down(
         with pytest.raises(MCPServerStartupError):
             made.resume(trace, decisions)
         (parked,) = parked_turns(trace)
+        assert (Past.read(trace).parked, Past.read(trace).spent) == (parked, Spent())
         assert [question.approve() for question in parked.questions] == decisions
         assert made.run_turn("Look.").kind == "degraded", "the second of two attempts has disabled the server"
         with pytest.raises(MCPServerStartupError):
             made.resume(trace, decisions)
+        assert (Past.read(trace).parked, Past.read(trace).spent.requests) == (parked, 1)
         outcome = made.resume(trace, decisions)
         assert parked_turns(trace) == []
+        assert (Past.read(trace).parked, Past.read(trace).spent) == (None, made.spent)
     assert (outcome.response, [call.settlement for call in outcome.tool_calls]) == ("done", ["returned"])
     assert [turn.divergence for turn in replay(read_episode(trace).envelopes)] == [None] * 5
 

@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Struct, field
 
 from grue import messages as m
+from grue.engine.conversations.recorded_conversation import parked_at
 from grue.errors import LLMError, TraceError
 from grue.protocol.turn.connection import Disabled, Proven, Settled
 from grue.protocol.turn.prices import Spent
@@ -74,8 +75,9 @@ class Past(Struct, Generic[_Started], kw_only=True):
         max_turns: The last turn limit that was given at a resumption; 0: the limit given at the start holds.
         lasted_s: How long the episode has run, in seconds.
         answered: Whether the model has given an answer.
-        parked: The last turn, if it was parked; only `Runner.resume` can continue it. `None`: it was not
-            parked, or has been resumed since.
+        parked: The last turn that is parked; only `Runner.resume` can continue it. `None`: no turn is. A
+            turn that was resumed is parked again if a server did not start. A turn is not parked any more if
+            its conversation has gone on without it.
     """
 
     started: _Started
@@ -90,6 +92,9 @@ class Past(Struct, Generic[_Started], kw_only=True):
     lasted_s: float = 0.0
     answered: bool = False
     parked: m.TurnParked | None = None
+    # By turn: its conversation, and its resumption unless it has sent a call since.
+    _running: dict[int, tuple[m.ConversationId, m.Resumption | None]] = field(default_factory=dict)
+    _parked: dict[m.ConversationId, m.TurnParked] = field(default_factory=dict)
 
     @classmethod
     def read(
@@ -160,16 +165,16 @@ class Past(Struct, Generic[_Started], kw_only=True):
 
     def _take_message(self, envelope: EpisodeEnvelope, unended: Spent) -> Spent:
         match envelope.body:
-            case m.RunTurn():
-                self.parked = None
+            case m.RunTurn() as run:
+                self._running[envelope.turn] = run.conversation, run.resumed
+                self._parked.pop(run.conversation, None)
+                self.parked = next(reversed(self._parked.values()), None)
                 self.spent = self.spent.plus(unended.requests, unended.usage)
-                return Spent()
-            # A parked turn is not counted. If it ends later, the message that ends it has its whole cost.
-            case m.TurnParked() as parked:
-                self.parked = parked
                 return Spent()
             case m.TurnResumed():
                 return Spent()
+            case m.ToolCalled() if envelope.turn in self._running:
+                self._running[envelope.turn] = self._running[envelope.turn][0], None
             case m.ServerSampled(usage=usage):
                 return unended.plus(1, usage)
             case m.RequestCompletion() if envelope.sender == "agent":
@@ -180,7 +185,14 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 return unended.plus(0, usage)
             case m.ReplyDropped(usage=usage):
                 return unended.plus(0, usage)
-            case m.TurnCompleted() | m.TurnFailed() as end:
+            case m.TurnCompleted() | m.TurnFailed() | m.TurnParked() as end:
+                name, resumption = self._running.pop(envelope.turn, (m.ConversationId(""), None))
+                parked = parked_at(end, resumption)
+                if parked is not None:
+                    # Do not count a parked turn: the message that ends it later will have its whole cost.
+                    self._parked[name] = self.parked = parked
+                    return Spent()
+                assert not isinstance(end, m.TurnParked), "`parked_at` has returned it"
                 self.end = end if self._has_a_result(end) else None
                 self.answered = self.answered or (isinstance(end, m.TurnCompleted) and end.kind != "fallback")
                 self.tool_calls += len(end.tool_calls)

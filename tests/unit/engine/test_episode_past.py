@@ -5,18 +5,25 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from grue.engine.episode_past import Past, has_result
 from grue.errors import TraceError
 from grue.messages import (
     DeadlineMissed,
+    HistoryReference,
     McpDisabled,
     ReplyDropped,
     RequestCompletion,
     RequireAnswer,
+    Resumption,
     RunTurn,
+    ServerFailure,
     ServerSampled,
     SessionOpened,
+    ToolCalled,
+    ToolCallRecord,
+    ToolCallResult,
     ToolDefinition,
     TurnCompleted,
     TurnFailed,
@@ -55,6 +62,14 @@ STARTED = EpisodeStarted(episode_id="e", model="m", conditions={"model": "m"})
 USAGE = Usage(input_tokens=3, output_tokens=2)
 ASK = RequestCompletion(conversation="c", request=1, new=(), mode=RequireAnswer())
 DONE = TurnCompleted(turn=1, kind="answered", answer="x", requests=2, usage=USAGE)
+CALL = ToolCallRecord(
+    call_id="c1",
+    name="a.t",
+    arguments="{}",
+    iteration=1,
+    settlement="returned",
+    result=ToolCallResult(content="x"),
+)
 LATE = TurnFailed(turn=1, failure=DeadlineMissed(limit_s=1, doing="waiting"), requests=1)
 
 
@@ -101,7 +116,7 @@ def test_turns_that_ran_at_the_same_time_are_each_paid_for_once(tmp_path: Path) 
     recorder.record(ASK, sender="agent", receiver="llm", turn=1)
     recorder.record(DONE, sender="agent", receiver="host", turn=1)
     recorder.record(run(3), sender="host", receiver="agent", turn=3)
-    again = msgspec.structs.replace(DONE, turn=3)
+    again = replace(DONE, turn=3)
     recorder.record(again, sender="agent", receiver="host", turn=3)
     writer.close()
     assert OfficePast.read(tmp_path).spent == Spent(requests=2 + 1 + 1 + 2, usage=USAGE + USAGE)
@@ -128,6 +143,50 @@ def test_a_turn_that_was_resumed_is_counted_once(tmp_path: Path, earlier: tuple[
     resumed = TurnResumed(turn=1, after=2)
     read = past(tmp_path, STARTED, run(), ASK, *earlier, resumed, run(), ASK, DONE)
     assert (read.parked, read.spent.requests, read.end) == (None, 2, DONE)
+
+
+PARKED = TurnParked(turn=1, requests=2, tool_calls=(CALL,))
+NOT_STARTED = TurnFailed(
+    turn=1,
+    failure=ServerFailure(server="a", phase="spawn", command="c", cause="x", elapsed_s=0.1),
+    requests=2,
+    tool_calls=(CALL,),
+)
+RESUMED = (TurnResumed(turn=1, after=1), replace(run(), resumed=Resumption(parked=PARKED)))
+ENDED = TurnCompleted(turn=1, kind="answered", requests=3, tool_calls=(CALL, CALL))
+
+
+def test_a_resumption_that_leaves_the_turn_parked_is_not_counted(tmp_path: Path) -> None:
+    """Its end has the cost of the whole turn, as the end of the next resumption has."""
+    waiting = past(tmp_path, STARTED, run(), PARKED, *RESUMED, NOT_STARTED)
+    assert (waiting.parked, waiting.spent, waiting.tool_calls) == (PARKED, Spent(), 0)
+    (tmp_path / "trace.jsonl").unlink()
+    ended = past(tmp_path, STARTED, run(), PARKED, *RESUMED, NOT_STARTED, *RESUMED, ENDED)
+    assert (ended.parked, ended.spent.requests, ended.tool_calls) == (None, 3, 2)
+
+
+def test_a_resumption_that_has_called_a_tool_and_then_fails_ends_the_turn(tmp_path: Path) -> None:
+    called = ToolCalled(server="a", batch=1, call_id="c2", tool="t", arguments={})
+    read = past(tmp_path, STARTED, run(), PARKED, *RESUMED, called, NOT_STARTED)
+    assert (read.parked, read.spent.requests, read.tool_calls) == (None, 2, 1)
+
+
+def test_a_turn_stays_parked_while_turns_of_other_conversations_run(tmp_path: Path) -> None:
+    other = replace(PARKED, turn=2)
+    bodies = [STARTED, run(), PARKED, run(2), other, run(3)]
+    assert past(tmp_path, *bodies).parked == other
+    (tmp_path / "trace.jsonl").unlink()
+    again = replace(RESUMED[1], turn=2, resumed=Resumption(parked=other))
+    ended = replace(ENDED, turn=2)
+    assert past(tmp_path, *bodies, again, ended).parked == PARKED
+
+
+def test_a_turn_is_not_parked_any_more_if_its_conversation_has_gone_on(tmp_path: Path) -> None:
+    first, second = (
+        replace(run(number), history=HistoryReference(conversation="c", length=0, digest=""))
+        for number in (1, 2)
+    )
+    assert past(tmp_path, STARTED, first, PARKED, second).parked is None
 
 
 def test_the_state_of_each_server_and_the_last_runs_conditions_are_known(tmp_path: Path) -> None:

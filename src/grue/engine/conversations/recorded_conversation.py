@@ -301,6 +301,21 @@ def _resume(talk: Talk, resumed: m.Resumption) -> None:
         talk.flaw = "an old version has resumed its turn, and said the same again"
 
 
+def parked_at(end: m.TurnEnd | None, resumed: m.Resumption | None) -> m.TurnParked | None:
+    """Return the message that parked a turn; `None`: the turn is not parked after `end`.
+
+    A resumption (`resumed`) may have left the turn parked (`is_parked_still`), unless it has sent a call.
+    """
+    if isinstance(end, m.TurnParked):
+        return end
+    if resumed is None or not is_parked_still(end, resumed.parked):
+        return None
+    # In a turn that continues no conversation, `TurnFailed.untold` does not show that the model has
+    # replied again. So compare the numbers of requests.
+    asked = end.requests if isinstance(end, m.TurnFailed) else 0
+    return None if resumed.parked.calls and asked > resumed.parked.requests else resumed.parked
+
+
 class RecordedTurn:
     """The last part of a turn, as the trace has it, and what was said in its earlier parts.
 
@@ -403,19 +418,8 @@ class RecordedTurn:
 
     @property
     def parked(self) -> m.TurnParked | None:
-        """The message that parked the turn; `None`: the turn is not parked.
-
-        A resumption may have left the turn parked (`is_parked_still`).
-        """
-        resumed, end = self.run.resumed, self.end
-        if isinstance(end, m.TurnParked):
-            return end
-        if resumed is None or self.called or not is_parked_still(end, resumed.parked):
-            return None
-        # In a turn that continues no conversation, `TurnFailed.untold` does not show that the model has
-        # replied again. So compare the numbers of requests.
-        asked = end.requests if isinstance(end, m.TurnFailed) else 0
-        return None if resumed.parked.calls and asked > resumed.parked.requests else resumed.parked
+        """The message that parked the turn; `None`: the turn is not parked."""
+        return parked_at(self.end, None if self.called else self.run.resumed)
 
     def resumption(self, path: str | PathLike[str]) -> m.Resumption:
         """Return how far the turn has come.
