@@ -53,7 +53,7 @@ class Learned(Struct, frozen=True, kw_only=True, tag="learned"):
     It is saved so that a request after a restart begins with the same bytes, for the provider's prompt cache.
     """
 
-    model: str
+    model: str  # empty: only the tools are known
     first: WireProfile  # assumed before the first request
     profile: WireProfile  # what is known now
     names: dict[str, str] = {}  # the tools' names on the wire, by canonical name

@@ -199,8 +199,7 @@ class KeptConversation:
         self.system = system
         self.history = History(Ledger()) if history is None else history
         self._told_handles = history is not None and _tells_handles(history.entries)
-        self._learned = learned  # what is known about the endpoint
-        self._tools = tools if learned is None else learned.tools  # those that were offered last
+        self._learned = learned  # what is known about the endpoint, and the tools that were offered last
         self._encoded: EncodedConversation | None = None
         self._file: conversation_file.ConversationFile | None = None
         self._unwritten: list[bytes] = []
@@ -209,6 +208,7 @@ class KeptConversation:
         self._endpoint: LlmEndpoint | None  # that of the current turn's runner
         self._in_ask = threading.Lock()
         self._in_turn = threading.Lock()
+        self._learn_tools(tools)
 
     @classmethod
     def load(cls, path: Path) -> KeptConversation:
@@ -261,7 +261,9 @@ class KeptConversation:
     @property
     def tools(self) -> tuple[m.ToolDefinition, ...]:
         """The tools that were offered last."""
-        return self._tools if self._encoded is None else self._encoded.tools
+        if self._encoded is not None:
+            return self._encoded.tools
+        return () if self._learned is None else self._learned.tools
 
     @property
     def refers(self) -> bool:
@@ -361,11 +363,13 @@ class KeptConversation:
 
     def add(self, said: Sequence[SaidStep]) -> None:
         """Add the entries of a recorded turn. Call this within `between_turns`."""
+        tools: tuple[m.ToolDefinition, ...] = ()
         for step in said:
             take_step(self.history, step)
             if isinstance(step, m.RequestCompletion) and isinstance(step.mode, m.OfferTools):
-                self._tools = step.mode.tools or self._tools
+                tools = step.mode.tools or tools
         if said:
+            self._learn_tools(tools)
             self._encoded = None
             self._write_now()
 
@@ -548,7 +552,7 @@ class KeptConversation:
             self._encoded = EncodedConversation(
                 lender.profile, model=lender.model, history=self.history, names=names
             )
-            self._encoded.offer(self._tools)
+            self._encoded.offer(() if learned is None else learned.tools)
         return LentConversation(self.id, self._encoded, self._write)
 
     async def _write(self) -> None:
@@ -591,6 +595,13 @@ class KeptConversation:
         if self._failed is None:
             with contextlib.suppress(ConversationError):
                 self._write_now()
+
+    def _learn_tools(self, tools: tuple[m.ToolDefinition, ...]) -> None:
+        if tools and tools != self.tools:
+            profile = WireProfile(name="")  # stands for an unknown one: no model has an empty name
+            known = self._learned or Learned(model="", first=profile, profile=profile)
+            self._learned = replace(known, tools=tools)
+            self._append(self._learned)
 
     def _learn(self, encoded: EncodedConversation) -> None:
         # The model that answered may be one of the endpoint's fallback models.

@@ -189,6 +189,45 @@ def test_a_cancellation_stays_one_though_the_file_cannot_be_written(tmp_path: Pa
     assert texts(kept) == ["s", "u"]
 
 
+TOOLS = (ToolDefinition(server=ServerName("a"), tool="t", input_schema={}),)
+
+
+def offered(tools: tuple[ToolDefinition, ...]) -> RequestCompletion:
+    return request("u", mode=OfferTools(tools=tools))
+
+
+@pytest.mark.anyio
+async def test_copies_know_the_tools_that_a_conversation_without_a_turn_has_offered(
+    tmp_path: Path, wiring: Wiring
+) -> None:
+    """As after `Conversation.from_trace`."""
+    kept = KeptConversation("s", tools=TOOLS)
+    kept.save(tmp_path / "talk.jsonl")
+    for copy in (kept.branch(), KeptConversation.loads(kept.dumps())):
+        assert copy.tools == TOOLS
+        await one_turn(copy, wiring)
+        assert copy.tools == TOOLS
+    kept.close()
+    assert KeptConversation.load(tmp_path / "talk.jsonl").tools == TOOLS
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("learned", [True, False])
+async def test_copies_know_the_tools_of_a_recorded_turn(
+    tmp_path: Path, wiring: Wiring, *, learned: bool
+) -> None:
+    other = (replace(TOOLS[0], tool="other"),)
+    kept = KeptConversation("s", tools=TOOLS)
+    kept.save(tmp_path / "talk.jsonl")
+    if learned:
+        await one_turn(kept, wiring)
+    with kept.between_turns():
+        kept.add([offered(other)])
+    assert [each.tools for each in (kept, kept.branch(), KeptConversation.loads(kept.dumps()))] == [other] * 3
+    kept.close()
+    assert KeptConversation.load(tmp_path / "talk.jsonl").tools == other
+
+
 def test_names_that_clash_are_encoded_as_before_after_a_load(tmp_path: Path, wiring: Wiring) -> None:
     def tool(name: str) -> ToolDefinition:
         server, bare = name.split(".")
