@@ -152,6 +152,29 @@ def test_half_the_price_is_counted_and_the_budget_holds(tmp_path: Path) -> None:
     once(llm, 8)
 
 
+def test_the_budget_holds_for_what_an_earlier_run_has_asked(tmp_path: Path) -> None:
+    with ScriptedLlmServer(counting) as llm:
+        llm.batches.faults.looks = 10**6
+        limited = Budget(requests=2)
+        with pytest.raises(LLMError, match="has not ended"):
+            run(llm, tmp_path, 2, budget=limited, options={"batch_timeout_s": 1e-6})
+        with pytest.raises(LLMError, match="has not ended"):
+            run(llm, tmp_path, 4, budget=limited, options={"batch_timeout_s": 1e-6})
+        assert sum(map(len, llm.batches.made.values())) == 2
+        llm.batches.faults.looks = 0
+        assert answers(run(llm, tmp_path, 4)) == expected(4)
+    once(llm, 8)
+
+
+def test_a_turn_whose_trace_is_empty_is_run(tmp_path: Path) -> None:
+    """As a process leaves it that was killed before it had written the header."""
+    path = tmp_path / "batch" / "turns" / "000001.jsonl"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with ScriptedLlmServer(counting) as llm:
+        assert answers(run(llm, tmp_path, 2)) == expected(2)
+
+
 FAILURES: dict[Unanswered, tuple[str, str]] = {
     "expired": ("timed_out", "timeout"),
     "cancelled": ("refused", "request"),

@@ -10,7 +10,7 @@ The state of each turn is in its trace, and the state of each request is in the 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -56,7 +56,7 @@ class _Account:
     def __init__(self, settings: TurnSettings, endpoint: LlmEndpoint) -> None:
         self._settings = settings
         self._endpoint = endpoint
-        self._reserved: dict[int, tuple[int, m.Usage]] = {}
+        self._reserved: dict[int, dict[str, m.Usage]] = {}  # by turn and by request
         self._counts = settings.budget != Budget()
         # Slightly more than the budget, so that a request may use up exactly what is left.
         tokens, cost = settings.budget.tokens, settings.budget.cost_usd
@@ -66,19 +66,22 @@ class _Account:
         )
         self._lock = threading.Lock()
 
-    def admits(self, turn: int, body: bytes) -> bool:
-        """Reserve the highest estimated cost of a request; return `False` if the budget has no room."""
+    def admits(self, turn: int, item: str, body: bytes, *, stored: bool) -> bool:
+        """Reserve the highest estimated cost of a request; return `False` if the budget has no room.
+
+        A `stored` request is always admitted, because its reply will be paid for in any case.
+        """
         if not self._counts:
             return True
         most = most_usage(len(body), 3.0, limit_in(body), self._endpoint.price)
         with self._lock:
             whole = self._settings.spending.spent
-            for requests, usage in self._reserved.values():
-                whole = whole.plus(requests, usage)
-            if whole.reached(self._settings.budget) or whole.plus(0, most).reached(self._above):
+            for usage in (each for usages in self._reserved.values() for each in usages.values()):
+                whole = whole.plus(1, usage)
+            full = whole.reached(self._settings.budget) or whole.plus(0, most).reached(self._above)
+            if full and not stored:
                 return False
-            requests, usage = self._reserved.get(turn, (0, m.Usage()))
-            self._reserved[turn] = (requests + 1, usage + most)
+            self._reserved.setdefault(turn, {})[item] = most
             return True
 
     def ended(self, turn: int) -> None:
@@ -92,7 +95,7 @@ class _Room(Struct, frozen=True, kw_only=True):
     files: BatchFolder
     path: str
     turn: int
-    admits: Callable[[int, bytes], bool]
+    account: _Account
     recorder: Recorder
     writer: TraceWriter
     read_now: set[str] = field(default_factory=set)  # ids of requests whose replies this object has returned
@@ -102,12 +105,13 @@ class _Room(Struct, frozen=True, kw_only=True):
         del endpoint
         item = self.files.item_of(self.turn, request, body, self.read_now)
         result = self.files.result(item)
+        stored = result is not None or self.files.is_wanted(item)
+        if not self.account.admits(self.turn, item, body, stored=stored):
+            raise RequestPostponed(_NO_BUDGET)
         if result is not None:
             self.read_now.add(item)
             return result.fault if result.status is None else Answered(result.status, bytes(result.body))
-        if not self.files.is_wanted(item):
-            if not self.admits(self.turn, body):
-                raise RequestPostponed(_NO_BUDGET)
+        if not stored:
             # Flush the trace first. Otherwise, if the process died after it had stored the request, the trace
             # would lack the request, and a later process might store a second one.
             self.recorder.settle()
@@ -141,9 +145,9 @@ class _Turns(Generic[T]):
                 " was said before into its texts."
             )
         path, number = self._files.turn(index + 1), index + 1
-        if not path.exists() or not path.stat().st_size:
+        if not path.exists():
             return None
-        part = read_turns(path).get(number)
+        part = read_turns(path).get(number) if path.stat().st_size else None
         if part is None:
             path.unlink()  # the process was killed before the turn had begun
             return None
@@ -188,7 +192,7 @@ class _Turns(Generic[T]):
                 files=self._files,
                 path=self._path,
                 turn=number,
-                admits=self.account.admits,
+                account=self.account,
                 recorder=recorder,
                 writer=writer,
             )
