@@ -12,7 +12,7 @@ from commands import grue
 from forked_turns import Box, runner
 from trace_files import TraceFile
 
-from grue import TurnRequest
+from grue import Runner, TurnRequest
 from grue.errors import ConversationError, FleetError, MCPError
 from grue.fleet.fork_work import TurnToFork, condition, fork_again, turns_in
 from grue.fleet.results import results
@@ -106,6 +106,22 @@ def test_a_turn_that_cannot_be_forked_fails_in_both_of_its_cases(
         case = {"trace": str(trace), "turn": 1, "fork": fork, "base_url": server.base_url}
         with pytest.raises(ConversationError, match="does not hold what was said before turn 1"):
             fork_again(case, episode)
+
+
+def test_a_fork_of_a_turn_without_an_end_makes_no_recorded_calls(tmp_path: Path) -> None:
+    trace, case = tmp_path / "a.jsonl", {"trace": str(tmp_path / "a.jsonl"), "turn": 1}
+    with ScriptedLlmServer(["Hello.", "Hello."]) as model:
+        with Runner(llm=model.settings, trace=trace) as each:
+            each.run_turn("Hello?")
+        lines = trace.read_text().splitlines(keepends=True)
+        trace.write_text("".join(lines[:-1]))
+        assert "TurnCompleted" in lines[-1]
+        episode: Any = SimpleNamespace(trace=tmp_path / "recorded.jsonl")
+        recorded = fork_again({**case, "fork": "recorded"}, episode)
+        episode.trace = tmp_path / "changed.jsonl"
+        changed = fork_again({**case, "base_url": model.base_url}, episode)
+    assert set(recorded.values()) == {0.0}
+    assert (changed["score"], changed["same_answer"], changed["same_calls"]) == (1.0, 0.0, 0.0)
 
 
 @pytest.mark.slow

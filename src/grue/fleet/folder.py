@@ -11,7 +11,7 @@
     DIR/scores/                    the costs and the kept verdicts of judges; see `scoring.py`
     DIR/ab/ID/case.json            the case of the episode `ID`, whose first digits are `ab`
     DIR/ab/ID/attempt-N/           the files that the work has written in the attempt N
-    DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it was committed or interrupted
+    DIR/ab/ID/attempt-N/attempt.json   how the attempt ended; missing if it is committed or was interrupted
     DIR/ab/ID/commit.json          the result; written once
     DIR/ab/ID/commit/commit.json   the result, if the file system has no hard links
     DIR/ab/ID/scores/NAME@VERSION.json   a score that a scorer or a person has given later
@@ -196,7 +196,14 @@ class EpisodeFolder:
             return _commit_at(self.path, commit)
 
     def set_aside_commit(self) -> None:
-        """Move the commit into a folder `damaged-...`, so that the episode can be played again."""
+        """Move the commit into a folder `damaged-...`, so that the episode can be played again.
+
+        Record an end of the last attempt without one: that is the attempt that was committed.
+        """
+        committed = next((path for _, path in reversed(self.attempts()) if self.end_of(path) is None), None)
+        if committed is not None:
+            fault = "its result could not be read"
+            self.end(committed, AttemptEnd(outcome="infrastructure", kind=_DAMAGED, error=fault))
         with _writing(self.path):
             for name in (COMMIT, _HELD):
                 if os.path.lexists(self.path / name):

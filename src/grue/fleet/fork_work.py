@@ -3,7 +3,8 @@
 Each turn has two cases that differ in the setting `fork`: `recorded` repeats what the trace holds, `changed`
 runs the turn again with the change. The scores: `score` (1: the turn was answered, not by its fallback),
 `same_answer` (1: `score` is 1, and the answer is as recorded), `same_calls` (1: the calls are as recorded),
-`requests` and `tool_calls`. If the trace lacks the turn's end, all scores of the case `recorded` are 0.
+`requests` and `tool_calls`. If the trace lacks the turn's end, all scores of the case `recorded` are 0,
+and so are `same_answer` and `same_calls` of the case `changed`.
 """
 
 import contextlib
@@ -98,7 +99,7 @@ def _scores(end: TurnOutcome[Any] | m.TurnEnd | None, recorded: m.TurnEnd | None
     return {
         "score": float(answered),
         "same_answer": float(answered and _answer(end) == _answer(recorded)),
-        "same_calls": float(_calls(end) == _calls(recorded)),
+        "same_calls": float(recorded is not None and _calls(end) == _calls(recorded)),
         "requests": float(end.requests),
         "tool_calls": float(len(end.tool_calls)),
     }
@@ -108,8 +109,8 @@ def _answer(end: TurnOutcome[Any] | m.TurnEnd | None) -> str | None:
     return end.raw_response if isinstance(end, TurnOutcome | m.TurnCompleted) else None
 
 
-def _calls(end: TurnOutcome[Any] | m.TurnEnd | None) -> list[tuple[str, str]]:
-    return [] if end is None else [(call.name, call.arguments) for call in end.tool_calls]
+def _calls(end: TurnOutcome[Any] | m.TurnEnd) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in end.tool_calls]
 
 
 # --- The choice of the turns to fork ---

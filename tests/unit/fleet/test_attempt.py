@@ -280,6 +280,18 @@ def test_a_work_does_not_get_an_attempt_that_has_ended(tmp_path: Path, end: Any)
     assert attempted(tmp_path, "after_an_interruption").end.scores == {"score": 0.0}
 
 
+def test_a_work_does_not_get_an_attempt_whose_result_was_set_aside(tmp_path: Path) -> None:
+    assert attempted(tmp_path, "scores", n=1).end.scores == {"score": 1.0}
+    folder = EpisodeFolder(tmp_path / ("0" * 24))
+    (folder.path / "commit.json").write_text("{")
+    folder.set_aside_commit()
+    end = folder.end_of(folder.path / "attempt-1")
+    assert end is not None
+    assert (end.outcome, end.kind, end.error) == ("infrastructure", "damaged", "its result could not be read")
+    job = Job(folder=folder.path, case=case_file(f"{__file__}:after_an_interruption"))
+    assert play(job).end.scores == {"score": 0.0}
+
+
 def test_an_attempt_that_took_too_long_ends_with_what_its_trace_says(tmp_path: Path) -> None:
     with ScriptedLlmServer(["a", "b"]) as llm:
         settings = LlmSettings(base_url=llm.base_url, model="m")
