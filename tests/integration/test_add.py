@@ -21,7 +21,7 @@ import anyio.lowlevel
 import httpx
 import promises
 import pytest
-from commands import command, environment, grue
+from commands import command, environment, grue, grue_unread
 
 from grue.cli.add import Adding, _downloaded, _fetch, _fetched
 from grue.config.server_descriptions import OfferedBundle
@@ -108,6 +108,20 @@ def test_a_bundle_is_added_started_in_its_box_approved_and_removed(tmp_path: Pat
     assert servers(tmp_path) == {}
     assert not (tmp_path / "mcp_bundles" / "Mind").exists()
     assert json.loads((tmp_path / "mcp_tools.lock").read_text())["servers"] == {}
+
+
+@pytest.mark.slow
+def test_a_server_is_approved_and_removed_although_nobody_reads_the_output(tmp_path: Path) -> None:
+    """As with `grue add --yes | head -1`."""
+    assert grue_unread("add", str(bundle(tmp_path)), "--yes", cwd=tmp_path) == (0, "")
+    lock = tmp_path / "mcp_tools.lock"
+    assert [*json.loads(lock.read_text())["servers"]] == ["Mind"]
+    lock.unlink()
+    assert grue_unread("tools", "--lock", cwd=tmp_path) == (0, "")
+    assert [*json.loads(lock.read_text())["servers"]] == ["Mind"]
+    assert grue_unread("remove", "Mind", cwd=tmp_path) == (0, "")
+    assert (json.loads(lock.read_text())["servers"], servers(tmp_path)) == ({}, {})
+    assert not (tmp_path / "mcp_bundles" / "Mind").exists()
 
 
 def test_nothing_is_written_before_somebody_agrees(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import promises
 import pytest
-from commands import command, environment, grue
+from commands import command, environment, grue, grue_unread
 from rows import first_of
 
 from grue.cli import init
@@ -196,14 +196,7 @@ def test_nothing_is_overwritten(tmp_path: Path, home: Path) -> None:
 @pytest.mark.slow
 def test_all_files_are_written_although_nobody_reads_the_output(tmp_path: Path) -> None:
     """As with `grue init | head -1`."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    started = command("init", "new")
-    ended = subprocess.run(
-        started, stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path, env=environment(HOME=str(tmp_path))
-    )
-    os.close(writer)
-    assert (ended.returncode, ended.stderr) == (0, b"")
+    assert grue_unread("init", "new", cwd=tmp_path, HOME=str(tmp_path)) == (0, "")
     assert written(tmp_path / "new").keys() == {"agent.py", "test_agent.py", "mcp_config.json"}
 
 

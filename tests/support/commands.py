@@ -61,6 +61,26 @@ def grue(*args: str, cwd: Path, before: str = "", **extra: str) -> subprocess.Co
     )
 
 
+def grue_unread(*args: str, cwd: Path, **extra: str) -> tuple[int, str]:
+    """Run `grue ARGS` to its end with a closed pipe as its output. Return its exit status and its errors."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = subprocess.run(
+            command(*args),
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+            env=environment(**extra),
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    finally:
+        os.close(writer)
+    return ended.returncode, ended.stderr
+
+
 def _needs_an_interpreter(variables: Mapping[str, str]) -> bool:
     return any(name.startswith(_OF_THE_INTERPRETER) for name in variables)
 

@@ -25,7 +25,8 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.cli.project import known_servers, own_python
-from grue.cli.saying import GRUE, say, shown, shown_path
+from grue.cli.saying import GRUE, shown, shown_path
+from grue.cli.saying import say_if_read as say
 from grue.cli.tools import approve, described
 from grue.config import bundles, tool_lock_file
 from grue.config import server_descriptions as descriptions

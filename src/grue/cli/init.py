@@ -15,7 +15,8 @@ import httpx
 import typer
 
 from grue.cli.project import own_python
-from grue.cli.saying import GRUE, grue_from, reader_may_leave, say, shown_argument, shown_path
+from grue.cli.saying import GRUE, grue_from, shown_argument, shown_path
+from grue.cli.saying import say_if_read as say
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.other_hosts import CopiedEntry, FoundServers, find_hosts, read_host
 from grue.errors import MCPConfigError
@@ -30,12 +31,6 @@ AGENT, TEST = ((_PROJECT / name).read_text(encoding="utf-8") for name in ("agent
 _DEFAULT = ("https://openrouter.ai/api/v1", "anthropic/claude-haiku-5.5")
 _LOCAL = "http://127.0.0.1:11434/v1"
 _LOCAL_S = 0.5
-
-
-def _say(text: str, *, err: bool = False) -> None:
-    """Print text. If the reader has closed the pipe, as `head` does, the project is written all the same."""
-    with reader_may_leave():
-        say(text, err=err)
 
 
 def _found_model() -> tuple[str, str]:
@@ -64,7 +59,7 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
         url, model = _found_model()
         agent = AGENT.replace(_DEFAULT[0], url).replace(_DEFAULT[1], model)
         if _write(folder / "agent.py", agent):
-            _say(f"         with {model} at {url}")
+            say(f"         with {model} at {url}")
         _write(folder / "test_agent.py", TEST)
         added = _write(folder / DEFAULT_FILE_NAME, json.dumps(configuration, indent=2) + "\n")
     except (FileExistsError, NotADirectoryError) as error:
@@ -73,19 +68,19 @@ def start_project(folder: Path, sources: Sequence[Path]) -> None:
         raise MCPConfigError(f"Cannot write into {folder}: {os_cause(error)}.") from error
     if not added and len(servers) > 1:
         del configuration["mcpServers"]["mind"]
-        _say("To use the copied servers, add them to it yourself:\n" + json.dumps(configuration, indent=2))
+        say("To use the copied servers, add them to it yourself:\n" + json.dumps(configuration, indent=2))
     for name, copy in servers.items():
         if copy.variables:
-            _say(f"set      {', '.join(copy.variables)} in the environment, for the server {printable(name)}")
+            say(f"set      {', '.join(copy.variables)} in the environment, for the server {printable(name)}")
     _say_what_is_next(folder)
 
 
 def _write(path: Path, text: str) -> bool:
     if os.path.lexists(path):
-        _say(f"kept     {shown_path(path)}, which was there already")
+        say(f"kept     {shown_path(path)}, which was there already")
         return False
     write_whole(path, text.encode(), mode=0o666)
-    _say(f"written  {shown_path(path)}")
+    say(f"written  {shown_path(path)}")
     return True
 
 
@@ -102,7 +97,7 @@ def _offered(folder: Path) -> list[FoundServers]:
             chosen += [each] if typer.confirm(question, default=False) else []
         else:
             copy = f"{GRUE} init {shown_argument(folder)} --from {quote(str(each.path))}"
-            _say(f"found    servers of {each.host}: {names}. What to add for them: {copy}")
+            say(f"found    servers of {each.host}: {names}. What to add for them: {copy}")
     return chosen
 
 
@@ -110,10 +105,10 @@ def _gathered(chosen: Sequence[FoundServers]) -> dict[str, CopiedEntry]:
     servers: dict[str, CopiedEntry] = {}
     for found in chosen:
         for name, reason in found.unusable.items():
-            _say(f"left out {printable(name)} of {printable(found.host)}: {reason}", err=True)
+            say(f"left out {printable(name)} of {printable(found.host)}: {reason}", err=True)
         for name, copy in found.servers.items():
             if name in servers or name == "mind":
-                _say(f"left out {printable(name)} of {printable(found.host)}: the name is taken.", err=True)
+                say(f"left out {printable(name)} of {printable(found.host)}: the name is taken.", err=True)
             else:
                 servers[name] = copy
     return servers
@@ -131,6 +126,6 @@ def _say_what_is_next(folder: Path) -> None:
         (f'{python} agent.py "A question"', "with the endpoint and the model that agent.py names"),
     )
     width = max(30, *(len(command) for command, does in steps if does))
-    _say("\nNext:")
+    say("\nNext:")
     for command, does in steps:
-        _say(f"  {command:{width}} # {does}" if does else f"  {command}")
+        say(f"  {command:{width}} # {does}" if does else f"  {command}")

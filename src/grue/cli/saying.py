@@ -59,6 +59,12 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def say_if_read(text: str = "", *, err: bool = False) -> None:
+    """Print text as `say` does. If the reader has closed the pipe, as `head` does, the command goes on."""
+    with reader_may_leave():
+        say(text, err=err)
+
+
 def say_json(value: object) -> None:
     """Print a value as one line of JSON, with unprintable characters as JSON escapes."""
     from grue.tracing.show import printable_json

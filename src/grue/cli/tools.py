@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.cli.project import BUNDLED_SERVER, KnownServers, known_servers
-from grue.cli.saying import GRUE, say, shown_path
+from grue.cli.saying import GRUE, shown_path
+from grue.cli.saying import say_if_read as say
 from grue.config import tool_lock_file
 from grue.config.mcp_servers import MCPConfig, one_at_a_time
 from grue.config.settings import GameConfiguration
