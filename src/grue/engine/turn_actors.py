@@ -380,8 +380,8 @@ class TurnActors:
 
     def _when_called(self) -> m.RunTurn:
         presumed, command = self._wiring.presumed, self._command
-        if presumed is None or self._past.noted is not None:
-            return command  # a fork, or a turn that has waited for a batch, keeps the recorded `when_called`
+        if presumed is None:
+            return command  # forks and turns whose requests wait for batches keep the recorded `when_called`
         return replace(command, when_called=presumed.when_called(command, self._before, anyio.current_time()))
 
     def _presumed(self) -> m.ToolsPresumed | None:
