@@ -85,7 +85,8 @@ class FakeChannel(Mailbox[M]):
         """Answer the oldest ask that has no reply yet.
 
         Raises:
-            AssertionError: No ask waits for a reply.
+            AssertionError: Every ask has a reply already.
+            RuntimeError: The ask has failed, because the mailbox was abandoned.
         """
         if not self._asked:
             raise AssertionError(f"Nobody waits for a reply of {self.name}.")
@@ -269,7 +270,9 @@ class ActorHarness:
         return await self.idle()
 
     async def stop(self) -> list[Any]:
-        """End the actor as at the end of the `async with` block. Returns what `idle` returns.
+        """Close the actor's mailbox and wait until the actor has ended, for at most `stop_grace_s`.
+
+        Then cancel the actor if it still runs. Returns what `idle` returns.
 
         Raises:
             RuntimeError: No actor was started.
@@ -333,8 +336,8 @@ class Deadlock(AssertionError):  # noqa: N818 - a state, named as the field name
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps to the next timer when all tasks wait.
 
-    For another test runner, pass the class as the `loop_factory`: with anyio's pytest plugin, let the fixture
-    `anyio_backend` return `("asyncio", {"loop_factory": VirtualTimeLoop})`.
+    To use it without `virtual_time`, pass the class as the `loop_factory`: with anyio's pytest plugin, let
+    the fixture `anyio_backend` return `("asyncio", {"loop_factory": VirtualTimeLoop})`.
     """
 
     def __init__(self) -> None:
@@ -366,7 +369,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Run a call in a thread of the executor. The clock stands still until the call has ended."""
+        """Run a call in a thread. The clock stands still meanwhile if it is newer than the loop."""
 
         def work() -> T:
             thread = threading.current_thread()

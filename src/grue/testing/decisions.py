@@ -18,8 +18,8 @@ class Called(Struct, frozen=True):
     Attributes:
         name: Canonical name of the tool, `SERVER.TOOL`.
         arguments: The arguments that the model wrote, as a dictionary; as text if they are not a JSON object.
-        result: The content that the tool returns; not checked if it is left out.
-        error: The error message that the model gets instead of a result; not checked if it is left out.
+        result: The content of the call's result; not checked if it is left out.
+        error: The error message of the call's result; not checked if it is left out.
         settlement: How the call ends, such as `returned` or `timed_out`.
     """
 
@@ -82,7 +82,7 @@ def _require_outcome(asserting: str, outcome: object) -> None:
 
 
 def arguments_of(call: m.ToolCall | m.ToolCallRecord) -> object:
-    """Return the arguments of a call as a dictionary, or as text if they are no JSON object."""
+    """Return a call's arguments as a dictionary (`{}` for an empty text); as text if they are no object."""
     try:
         value: object = msgspec.json.decode(call.arguments or "{}")
     except msgspec.DecodeError:
@@ -102,8 +102,8 @@ def _compared(wanted: Called, call: m.ToolCallRecord) -> list[tuple[str, object,
 
 
 def _same(wanted: object, found: object) -> bool:
-    # Python's `==` lets `unittest.mock.ANY` equal every value, which is wanted, and `True` equal 1, which is
-    # not. So the JSON is compared as well: a difference there between values that `==` calls equal counts.
+    # With `==`, `unittest.mock.ANY` equals every value, which is wanted, but `True` equals 1, which is not.
+    # So compare the JSON as well, and look there only for values that differ although `==` calls them equal.
     differing = Comparison().differences(as_json(wanted), as_json(found))
     return wanted == found and not any(each.left == each.right for each in differing)
 

@@ -47,7 +47,7 @@ class LlmReply(Struct, frozen=True, kw_only=True):
     events: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse a wrong type now. Later the tested client would only see a broken connection."""
+        """Refuse a `body` of a wrong type now. Later the tested client would only see a broken connection."""
         if not isinstance(self.body, bytes | bytearray | memoryview):
             raise TypeError(f"LlmReply: body= wants bytes, not {type(self.body).__name__}.")
 

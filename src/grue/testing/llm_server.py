@@ -162,14 +162,13 @@ def _pieces(reply: LlmReply) -> Iterator[bytes]:
         yield head
         yield from parts
     else:
-        # Send all in one write: TCP may delay a second packet until the first is acknowledged.
         yield head + parts[0]
 
 
 def share(count: int, after: float | None) -> int:
     """Return how many of `count` events make up the fraction `after`; `None`: all.
 
-    It is at least 1 event, and at least 1 is left out if there are several.
+    With a fraction, it is at least 1 event, and at least 1 is left out if there are several.
     """
     return count if after is None else max(1, min(count - 1, int(count * after)))
 
@@ -269,8 +268,8 @@ class ScriptedLlmServer:
     It takes batches of such requests too (`grue.testing.providers.batches`).
 
     Args:
-        script: Replies in order, or a function from request to reply, which several threads may call at the
-            same time. A text is short for `text_reply`.
+        script: Replies in order, or one reply, or a function from request to reply, which several threads may
+            call at the same time. A text is short for `text_reply`.
         rules: The rules by which it refuses requests; default: `ProviderRules()`.
         models: The models that it lists, in OpenRouter's shape (`id`, `supported_parameters`), or the reply
             to a request for them; default: one with the id `scripted`.
@@ -287,7 +286,7 @@ class ScriptedLlmServer:
         overflows: Number of requests that were too long for the window. They do not use up a reply.
 
     Raises:
-        TypeError: The script is no list and no function, or an item is neither a reply nor a text.
+        TypeError: The script is none of these, or an item is neither a reply nor a text.
         OSError: The port is not available.
     """
 

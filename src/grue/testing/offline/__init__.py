@@ -1,8 +1,8 @@
 """The offline model: a script that replaces the LLM, without network or API key.
 
 Its output shows that it is a script: the model is called `grue-offline-script`, and its answers contain
-"(scripted)". It answers in place of the network (`transport.py`). Everything else is real: requests go
-through httpx and are checked, and the tools that the script calls run.
+"(scripted)" unless the request's schema prevents it. It answers in place of the network (`transport.py`).
+Everything else is real: requests go through httpx and are checked, and the tools that the script calls run.
 """
 
 from grue.testing.offline.chat_request import ChatRequest

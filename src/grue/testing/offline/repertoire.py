@@ -150,6 +150,7 @@ def position(commands: Sequence[str], turn: int, recent: Sequence[str]) -> int |
     """Return how many of `commands` were played before `turn` (from 1); `None`: `recent` does not tell."""
     # A host plays an idle command such as `look` in a turn that has failed. So if `recent` is not what the
     # script has just before this turn, search the script backwards for `recent` without its idle commands.
+    # If `recent` is empty, assume that the script was played in every turn so far.
     due = turn - 1
     played = [command.casefold() for command in recent]
     if played == list(commands[max(0, due - len(played)) : due]):
