@@ -12,6 +12,8 @@ from grue.tracing.replay import replay as replay_turns
 def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
     """Replay a trace, and return the number of its turns. No model, server or tool runs.
 
+    A turn that was resumed counts once more for each resumption.
+
     ```python
     from grue.testing import replay
 

@@ -230,9 +230,10 @@ class WrappedConnection:
 class HostsConnection(WrappedConnection):
     """A connection that the host's `connect` makes, with checks of what its methods return.
 
-    Raises `TypeError` if `connect` or a method returns a value of a wrong type, and `ValueError` if the trace
-    could not be read because of a tool's definition. These errors, and those that the host's methods raise,
-    are marked as the host's. In place of a result that cannot be recorded, the model gets an error.
+    Raises `TypeError` if `connect`, `open`, `refusal` or a call returns a value of a wrong type, and
+    `ValueError` if the trace could not be read because of a tool's definition. These errors, and those that
+    the host's methods raise, are marked as the host's. In place of a result that cannot be recorded, the
+    model gets an error.
     """
 
     def __init__(self, connect: Connect, server: m.ServerName, note: Note) -> None:

@@ -47,7 +47,7 @@ SESSION_LOST = WireFault(
 
 
 class ToolTimedOutError(MCPError, TimeoutError):
-    """A tool call was not answered in time. The session stays usable, and a late answer is dropped.
+    """A tool call, or another request, had no answer in time. The session goes on without a late answer.
 
     Source: R6.5
     """

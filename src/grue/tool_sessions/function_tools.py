@@ -263,7 +263,8 @@ class ToolContext:
     """One call of a function tool: its time limit, whether it was cancelled, and where it reports progress.
 
     Give a function a parameter of this type, with any name. The model does not see the parameter. All methods
-    can be called from the function's own thread.
+    can be called from the function's own thread. At most 500 reports of a call are recorded, each cut to 500
+    characters.
 
     ```python
     @tool

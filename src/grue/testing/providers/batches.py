@@ -233,7 +233,7 @@ class ScriptedBatches:
                 continue
             self.asked[item] += 1
             reply = self._ask(url or "/v1/messages", headers, json.dumps(body).encode())
-            if reply.then != "keep":  # `hang_up()` or `silence()`: in a batch, only this request fails
+            if reply.then != "keep":  # such as `hang_up()`: in a batch, only this request fails
                 bad.append(_unanswered(item, "errored", anthropic=anthropic))
                 continue
             line = _answered(item, reply, anthropic=anthropic)
