@@ -47,7 +47,7 @@ SESSION_LOST = WireFault(
 
 
 class ToolTimedOutError(MCPError, TimeoutError):
-    """A tool call, or another request, had no answer in time. The session goes on without a late answer.
+    """A call or another request got no answer in time. The session stays usable; a late answer is dropped.
 
     Source: R6.5
     """
