@@ -77,7 +77,7 @@ def well_formed(text: str) -> str:
     if text.isascii():
         return text
     try:
-        text.encode()  # fails if there are lone surrogates, and is faster than the line below
+        text.encode()  # fails if there are lone surrogates, and is faster than the conversion below
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text

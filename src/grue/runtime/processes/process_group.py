@@ -298,12 +298,15 @@ class ProcessRegistry:
         return self._admit(leader, boxed, released=not shim)
 
     def kill_now(self) -> None:
-        """Send SIGKILL to every group without waiting for exits. A signal handler may call this."""
+        """Send SIGKILL to every group. Wait only for groups that another thread is ending.
+
+        A signal handler may call this.
+        """
         for group in list(self._groups.values()):
             group.signal(signal.SIGKILL)
 
     def kill_leftovers(self, *, loop_running: bool = False) -> int:
-        """Kill and reap all groups; return how many. `loop_running`: leave pipes open that a loop may use."""
+        """End all groups, and return how many. Close their descriptors, unless a loop may wait on them."""
         groups = list(self._groups.values())
         self.kill_now()
         for group in groups:

@@ -1,4 +1,4 @@
-"""The gate: an optional object, used by fleets, that each start of an MCP server process waits for."""
+"""The gate: an optional object, used by fleets, that has to permit each start of an MCP server process."""
 
 from typing import Protocol
 

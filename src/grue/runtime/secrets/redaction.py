@@ -1,8 +1,8 @@
 """Replace secrets by stable placeholders, in the JSON of messages and in plain text.
 
-A message without secrets usually costs only a few searches for bytes. A long message is searched in pieces of
-a few milliseconds each. All searches take linear time and constant memory: no regular expression here
-backtracks far. Secrets are found in bytes, and replacing them must leave valid JSON.
+A message without secrets usually costs only a few searches for bytes. A long message is searched in pieces,
+which take a few milliseconds each. No regular expression here backtracks far. Secrets are found in bytes, and
+replacing them must leave valid JSON.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 
 def extend_to_escapes(written: bytes, found: Found) -> Found | None:
-    r"""Return the span with its ends moved out of escapes; `None`: it begins in a `\u` escape or is empty."""
+    r"""Return the span with its ends moved out of escapes; `None`: it begins in `\u...` or is then empty."""
     start, end = found.start, found.end
     if b"\\" not in written[max(0, start - _BACK) : start] + written[end - _BACK : end]:
         return found
@@ -92,7 +92,7 @@ def in_strings(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 
 def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
-    """Yield the spans in JSON strings, except in keys and in the message's tag, which is the first value."""
+    """Yield the spans in JSON strings, except in keys and before the first comma, where the tag is."""
     tag_end = written.find(b",")
     for found in in_strings(written, spans):
         end = _end_of_text(written, found.end)
@@ -290,8 +290,8 @@ class Redaction:
         """Return a message's JSON with secrets replaced where its type allows it, and that JSON decoded.
 
         Fields in `also_hidden` of the message's class repeat a text in another form, such as the ids of its
-        tokens. If a secret is replaced, they are set to `None`. Raises `msgspec.ValidationError` if even the
-        placeholders in longer texts make the message invalid.
+        tokens. If a secret is replaced, they are set to `None`. Raises `msgspec.ValidationError` if the
+        message is invalid even when only the spans of `in_prose` are replaced.
         """
         for select in (in_strings_and_numbers, in_strings, in_string_values):
             try:
@@ -499,7 +499,7 @@ def crosses_strings(written: bytes, start: int, end: int) -> bool:
 _HEADERS = tuple(tuple((char,) for char in name) for name in ("authorization", "api-key", "bearer "))
 # Not `(...)*+`: before Python 3.11.5, such a group also consumes the repetition in which a lookahead fails.
 _LINE = r"[^\n\\]*+(?>(?:\\(?!n)[^\n\\]*+)*)"
-# An authorisation header or a bearer token at the end of the text. Its value may go on in the next piece.
+# A header or bearer token at the end of the text. Its value may begin or go on in the next piece.
 _OPEN = re.compile(
     rf"""(?ia)(?:(?:authorization|api-key)["'\\]{{0,64}}+[ \t]*+(?:[:=]{_LINE})?|bearer ++[^\s"'\\]*+)\Z"""
 )

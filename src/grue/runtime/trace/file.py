@@ -183,9 +183,9 @@ class TraceOptions(Struct, frozen=True, kw_only=True):
 
     Attributes:
         fsync: Call `fsync` at each flush. Otherwise a crash of the machine can lose flushed lines.
-        max_payload_bytes: Longest JSON text of a message that stays in its line, not counting its base64
-            strings of 1 KiB or more. A longer text, and each of these strings, goes into a separate file,
-            named by its hash, in `payloads` next to the trace.
+        max_payload_bytes: Longest JSON text of a message that stays in its line, not counting its strings
+            of base64 (`data` and `blob` of MCP) of 1 KiB or more. A longer text, and each of these strings,
+            goes into a separate file, named by its hash, in `payloads` next to the trace.
         outside: The host's name. The writer flushes the file after each envelope from or to the host.
         flush_within_s: How long the writer waits for such a flush at most. After a flush that took
             longer, it waits only 50 ms, until a flush is done within 50 ms. Late lines are still written.

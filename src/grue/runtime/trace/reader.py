@@ -65,9 +65,9 @@ class TraceReader(Generic[B]):
 
     def __init__(self, path: Path, body_type: type[B] | Any) -> None:
         self.path = path
-        self.cut_short = False  # no error: the last line was incomplete when an iteration or `follow` ended
-        self.missing = 0  # messages that the last `lines` found missing between others, by their numbers
-        self.payloads: set[str] = set()  # hashes of the payload files that the lines read by `lines` name
+        self.cut_short = False  # the last iteration or `follow` ended at an incomplete line: no error
+        self.missing = 0  # how many message numbers the last `lines` found missing between two others
+        self.payloads: set[str] = set()  # hashes of the payload files that are named in the lines read so far
         self._bodies = msgspec.json.Decoder(body_type)
         with _opened(path) as file:
             self.header = fmt.read_header(path, _next_line(path, 1, file))

@@ -34,8 +34,8 @@ from grue.runtime.trace.format import TraceLine
 class Backlog:
     """A queue of calls for one thread. Call `add` from one thread at a time; everything else is thread-safe.
 
-    The thread, for which the interpreter waits, ends when it has no more calls. Otherwise a loop with a
-    virtual clock (`grue.testing.actor_harness`) would wait for it as for a thread that works.
+    At its exit the interpreter waits for the thread. The thread ends when it has no more calls: a loop with a
+    virtual clock (`grue.testing.actor_harness`) would wait for an idle thread as for one that works.
     """
 
     def __init__(self) -> None:
