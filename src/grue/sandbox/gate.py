@@ -6,7 +6,7 @@ could change the address after the check. The gate allows connections to its own
 this machine (`localhost:5432`), to listed IP addresses and, if the box allows, to Unix sockets with a path.
 
 The proxy understands CONNECT and plain HTTP, and decrypts nothing. It resolves names itself, and connects to
-the address that it has checked. It serves only connections that the gate has made, and no other programs.
+the address that it has checked. It serves only connections that the gate has made, so no other program.
 """
 
 import contextlib
@@ -398,7 +398,7 @@ class Gate:
 
 
 def _needs_its_own_entry(host: str, address: str) -> bool:
-    """Return whether `address` is private, so that a box must list it too. For `localhost` it need not."""
+    """Return whether `address`, to which `host` resolves, is private and no loopback of `localhost`."""
     return _is_private(address) and not (host.lower() in _LOOPBACK_NAMES and is_loopback(address))
 
 

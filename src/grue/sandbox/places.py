@@ -1,9 +1,9 @@
 """The rules that say which files a box opens: the system's, the program's, and those in the box's settings.
 
 Each start makes all rules but the system's anew, since links and folders change. If a path leads through
-a folder that the program may write, it must also end in that folder, or at an interpreter. Otherwise the
-program could make a link there, and its next box would open the target. Of such an interpreter, a box opens
-the file, and the libraries beside it, but no folder above.
+a folder that the program may write, it must also end in that folder, or (unless it is in `Sandbox.write`) at
+an interpreter. Otherwise the program could make a link there, and its next box would open the target. Of such
+an interpreter, a box opens the file, and the libraries beside it, but no folder above.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ class Places(Struct, frozen=True):
     """What a box opens, for one program on this machine."""
 
     # Rules for the system's files; empty if something is hidden, since `own` has these rules then. Boxes that
-    # need the same rules get the same tuple until these files change.
+    # need the same rules get the same tuple until `_state_of_system` changes.
     system: tuple[Rule, ...]
     own: tuple[Rule, ...]  # the other rules
     opened: tuple[str, ...]  # folders and files of the program itself, and those in `Sandbox.read`

@@ -121,7 +121,7 @@ REFUSED = {
     " mount_setattr setns": EPERM,
     "open_by_handle_at": EPERM,  # it opens a file by a handle, without a path
     "add_key request_key keyctl": EPERM,  # the user's keyrings hold credentials of other programs
-    # These calls observe the whole machine, and many exploits of the kernel use them.
+    # These calls can observe the whole machine, or are used by many exploits of the kernel.
     "bpf perf_event_open userfaultfd fanotify_init": EPERM,
     # These calls administer the machine. This matters if grue runs as root.
     "init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff acct quotactl"
