@@ -369,7 +369,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Run a call in a thread. The clock stands still meanwhile if it is newer than the loop."""
+        """Run a call in a thread. The clock stands still meanwhile, unless the thread is older than it."""
 
         def work() -> T:
             thread = threading.current_thread()

@@ -32,7 +32,7 @@ class FakeToolServer:
     """A fake tool server. Pass it to a `Runner` in `servers`.
 
     Attributes:
-        name: The server's name: its tools are called `NAME.TOOL`.
+        name: The server's name in errors. The names of its tools begin with its key in `servers` instead.
         calls: Bare name and arguments of every call, in order, failed ones included.
         sessions: How many connections were attempted, failed ones included.
     """

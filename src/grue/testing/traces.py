@@ -38,11 +38,12 @@ def replay(path: str | PathLike[str], changes: Changes | None = None) -> int:
 
 
 def assert_prefix_stable(path: str | PathLike[str], *, allow: Collection[PromptPart] = ()) -> int:
-    """Check that prompts of a trace begin with earlier ones; return how many requests have not failed.
+    """Check that prompts of a trace begin with earlier ones; return how many prompts were checked.
 
     Within a conversation, each later prompt has to begin with the whole of the last prompt that offered
     tools, or else of the last prompt that offered none. Across conversations with the same model, the tools
     and the system text have to be the same. `grue trace cache` shows where prompts break these rules.
+    The prompts of requests that failed, or never ended, are not checked.
 
     Args:
         path: A trace file or a run folder.
