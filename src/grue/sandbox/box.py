@@ -92,10 +92,11 @@ class Sandbox(Struct, metaclass=ByName, frozen=True, kw_only=True):
         hide: Files and folders that the program may not access, although they are in a folder that the
             sandbox opens. A folder that contains a hidden file or folder, at any depth, cannot be listed, and
             nothing can be made, deleted or renamed in it.
-        execute: Programs that the program may start, besides itself, `/bin/sh` and the dynamic loader. A name
-            without `/` is looked up in the program's `PATH`. `None`: any program of the system and of the
-            folders that the sandbox opens. All programs that it starts are in the same sandbox. A hostile
-            program can get around the list: it can load the code of any file that it may read.
+        execute: Programs that the program may start, besides itself, `/bin/sh` and the dynamic loader; of
+            scripts, also the interpreters. A name without `/` is looked up in the program's `PATH`. `None`:
+            any program of the system and of the folders that the sandbox opens. All programs that it starts
+            are in the same sandbox. A hostile program can get around the list: it can load the code of any
+            file that it may read.
         network: `True`: any host. `False`: none. A list of hosts such as `example.com:443`: only TCP
             connections to these; grue runs a proxy through which the program reaches hosts by name. `None`:
             the preset decides.

@@ -228,8 +228,8 @@ class Recorder:
 
         Each of these messages has a piece of a longer text in its field `text`; its other fields and its
         cause identify the longer text. If the end of a piece may be the beginning of a secret, this end is
-        held back. It is recorded with a later piece, or before the sender's next message in the turn that
-        has the same cause, unless the pieces have none, and adds no such text.
+        held back. It is recorded with a later piece, or before the sender's next other message in the turn
+        with the same cause (with any cause, if the pieces have none).
         """
         self._piece = piece
 
