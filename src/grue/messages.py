@@ -1570,6 +1570,9 @@ class Resumption(Struct, frozen=True, kw_only=True, omit_defaults=True):
     # there are `parked.calls`: then the turn goes on with these.
     new: tuple[ConversationItem, ...] = ()
     tasks: tuple[OpenTask, ...] = ()  # not sent again: their servers can be asked for the results
+    # How many of the last parts in `RunTurn.earlier` the turn must keep: if the last request is sent again,
+    # the model may not have read what follows its last reply. 0 in old traces.
+    unread: int = 0
 
 
 class TurnResumed(Message, frozen=True, kw_only=True):

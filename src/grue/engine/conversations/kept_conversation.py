@@ -675,6 +675,11 @@ def taken_up(
     return history, conversation_file.lines_to_write(saved, lines, produced)
 
 
+def asks_again(resumed: m.Resumption) -> bool:
+    """Return whether a resumed turn first repeats its last request, because no reply to it was used."""
+    return not resumed.parked.calls and not resumed.new
+
+
 def with_sizes(
     command: m.RunTurn, entries: Sequence[m.Said | m.AssistantReply], bytes_per_token: float | None = None
 ) -> m.RunTurn:
@@ -684,4 +689,15 @@ def with_sizes(
     # Limit the ratio, because an endpoint can report any number of tokens.
     known = min(max(bytes_per_token or command.context.bytes_per_token, 0.1), 100.0)
     context = replace(command.context, bytes_per_token=known)
-    return replace(command, context=context, earlier=sizes_of(entries, known))
+    command, resumed = replace(command, context=context, earlier=sizes_of(entries, known)), command.resumed
+    if resumed is None:
+        return command
+    # The entries of a resumed turn are partly its own: it must not clear its task, or results not read yet.
+    replies = (at for at in range(len(entries) - 1, 0, -1) if isinstance(entries[at], m.AssistantReply))
+    end = next(replies, len(entries)) if asks_again(resumed) else len(entries)
+    unread = sizes_of(entries[end:], known)
+    earlier = [*sizes_of(entries[:end], known), *unread]
+    stubs = [at for at, item in enumerate(earlier) if item.stub]
+    if stubs and earlier[stubs[-1]].stub == command.user_stub:
+        earlier[stubs[-1]] = replace(earlier[stubs[-1]], stub="")
+    return replace(command, earlier=tuple(earlier), resumed=replace(resumed, unread=len(unread)))

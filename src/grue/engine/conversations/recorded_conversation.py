@@ -16,7 +16,12 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine.conversations.conversation_file import TurnMark, TurnRecorded
-from grue.engine.conversations.kept_conversation import EarlierResults, KeptConversation, is_parked_still
+from grue.engine.conversations.kept_conversation import (
+    EarlierResults,
+    KeptConversation,
+    asks_again,
+    is_parked_still,
+)
 from grue.errors import ConversationError, NothingToResume, TraceError
 from grue.policies import ApprovalDecision
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step
@@ -544,11 +549,6 @@ class RecordedTurn:
             request = self.said[at] if at >= 0 else None
             if isinstance(request, m.RequestCompletion) and request.new == resumed.new:
                 del self.said[at:]
-
-
-def asks_again(resumed: m.Resumption) -> bool:
-    """Return whether a resumed turn first repeats its last request, because no reply to it was used."""
-    return not resumed.parked.calls and not resumed.new
 
 
 def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:

@@ -22,7 +22,7 @@ from grue import messages as m
 from grue.engine.answers import AnswerSpec, as_json, spec_of
 from grue.engine.approval import check_changes
 from grue.engine.conversations import recorded_conversation as recorded
-from grue.engine.conversations.kept_conversation import KeptConversation, with_sizes
+from grue.engine.conversations.kept_conversation import KeptConversation, asks_again, with_sizes
 from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnRequest, TurnSettings
 from grue.engine.wiring import Wiring
 from grue.errors import ConversationError, MCPConfigError, MCPError, TraceError
@@ -167,7 +167,7 @@ def _going_on(
     history = History() if kept is None else kept.history
     if kept is None:
         part.replay(history)
-    if recorded.asks_again(where):
+    if asks_again(where):
         begun.forget()
         if kept is None:
             history.forget()
@@ -257,7 +257,7 @@ def conversation_of(
     try:
         mark = kept.require_open(number, began)
         if mark.state == "running":
-            again = recorded.asks_again(where)
+            again = asks_again(where)
 
             def replay(history: History) -> None:
                 part.replay(history)

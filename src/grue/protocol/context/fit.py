@@ -8,12 +8,14 @@
 3.  The turn's user text, its last reply, the results of that reply and the new items never become stubs.
 4.  If that is not enough, the model is asked for a summary: at most `max_summaries` times in a turn, and only
     if the budget allows it and the summary can free enough. The summary replaces the history, except its
-    first entry, the turn's user text and the turn's last reply.
+    first entry, the turn's user text and the turn's last reply. A turn that was resumed and repeats a request
+    gets a summary only after the reply, because the history includes what the model has not read.
 5.  If the request still fills more than `high_water`, its results are cut in the middle, the largest first.
 6.  If the endpoint still refuses the request as too long, it is shortened and sent again, once in a turn: the
     oldest parts are cleared until it fills at most `low_water`. If that is not enough, the newest results are
-    cut. The window is taken to be the smaller of the size in the refusal and the size known before; if there
-    is neither, the request's size.
+    cut. If a resumed turn repeats the request, it has no texts to cut, and clears these results. The window
+    is taken to be the smaller of the size in the refusal and the size known before; if there is neither, the
+    request's size.
 7.  If the request then still fills more than `high_water`, the oldest exchanges are left out.
 
 A `ContextLedger` holds the size of each part of the conversation, oldest first: an estimate, until the

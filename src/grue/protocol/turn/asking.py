@@ -29,6 +29,9 @@ def ask(turn: Turn, phase: Phase, new: Items, notes: Commands = ()) -> Transitio
         return _send(turn, phase, new, (*notes, *doubles))
     policy, _ = _kept(turn)
     may_summarise = turn.summaries < policy.max_summaries and not turn.budget_reached
+    if _unread(turn.run):
+        # A summary replaces all entries. Request none while the entries include what the model has not read.
+        may_summarise = may_summarise and len(turn.ledger.items) - turn.ledger.current <= 1
     return _send_fitted(turn, phase, new, (*notes, *doubles), may_summarise=may_summarise)
 
 
@@ -134,8 +137,12 @@ def begun(run: m.RunTurn) -> Turn:
     ledger = fit.ContextLedger(bytes_per_token=run.context.bytes_per_token)
     if run.earlier:
         head, *items = run.earlier
-        ledger = replace(ledger, head=head, items=tuple(items), current=len(items))
+        ledger = replace(ledger, head=head, items=tuple(items), current=len(items) - _unread(run))
     return replace(turn, ledger=ledger, window=run.context.window_tokens)
+
+
+def _unread(run: m.RunTurn) -> int:
+    return 0 if run.resumed is None else run.resumed.unread
 
 
 def heard(turn: Turn, reply: m.CompletionReceived) -> Turn:
@@ -212,6 +219,9 @@ def _after_overflow(
     windows = [size for size in (overflow.window_tokens, turn.window) if size is not None]
     window = min(windows, default=ledger.tokens)
     room = fit.room_in(policy, window)
+    if _unread(turn.run) and not turn.last:
+        # A resumed turn does not have the texts of its newest results, so it clears what it cannot cut.
+        ledger = replace(ledger, current=len(ledger.items))
     ledger, cleared = fit.clear(ledger.scaled_to(room.high), room.low, _stubs(turn))
     cleared = cleared or m.Cleared()
     if ledger.tokens > room.low:

@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 
-from grue import FunctionTools, LlmSettings, Recorder, Runner, ToolPolicy, TurnRequest
+from grue import ContextPolicy, FunctionTools, LlmSettings, Recorder, Runner, ToolPolicy, TurnRequest
 from grue import messages as m
 from grue.engine.conversations.recorded_conversation import RecordedTurn
 from grue.errors import NothingToResume, TraceError
 from grue.messages import RequestCompletion, RunTurn
 from grue.protocol.context.history import items_of
-from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, text_reply, tool_calls_reply
+from grue.testing.llm_server import (
+    ContextWindow,
+    LlmReply,
+    LlmRequest,
+    ScriptedLlmServer,
+    text_reply,
+    tool_calls_reply,
+)
 from grue.tracing.reading import read_episode
 
 UNSETTLED = "interrupted; it may have taken effect"
@@ -151,3 +158,34 @@ def test_a_trace_without_a_turn_is_refused(llm: ScriptedLlmServer, tmp_path: Pat
         pass
     with runner(llm) as another, pytest.raises((NothingToResume, TraceError)):
         another.resume(tmp_path / "empty.jsonl")
+
+
+def test_a_killed_turn_keeps_its_task_and_the_results_that_the_model_has_not_read(tmp_path: Path) -> None:
+    def answer(request: LlmRequest) -> LlmReply:
+        if "Look" in str(request.messages[-1]["content"]):
+            return tool_calls_reply(("box.look", {}), ids=["a"])
+        return text_reply("done")
+
+    def talking(path: Path | None = None) -> Runner:
+        context = ContextPolicy(window_tokens=20_000, reply_tokens=0)
+        settings = LlmSettings(base_url=server.base_url, model="m", force_tool_support=True)
+        tools = {"box": FunctionTools({"look": lambda: "dust " * 4_000})}
+        policy = ToolPolicy(parking=True)
+        return Runner(llm=settings, servers=tools, tool_policy=policy, context=context, trace=path)
+
+    with ScriptedLlmServer(answer, window=ContextWindow(20_000)) as server:
+        with talking(tmp_path / "whole.jsonl") as whole:
+            talk = whole.conversation("s", name="t")
+            for number in range(5):
+                talk.ask("Старое. " * 50, user_stub="[old]" if number == 1 else "")
+            talk.ask("Look around. " * 1_000, user_stub="[old]")
+        told = server.requests[-1].messages
+        envelopes = read_episode(tmp_path / "whole.jsonl").envelopes
+        sent = max(at for at, each in enumerate(envelopes) if isinstance(each.body, RequestCompletion))
+        lines = (tmp_path / "whole.jsonl").read_bytes().splitlines(keepends=True)
+        (tmp_path / "cut.jsonl").write_bytes(b"".join(lines[: sent + 2]))  # the first line is the header
+        with talking() as another:
+            assert another.resume(tmp_path / "cut.jsonl").response == "done"
+    assert told[3]["content"].startswith("Старое.")
+    told[3]["content"] = "[old]"
+    assert server.requests[-1].messages == told, "no summary, and only the older task with a stub is cleared"

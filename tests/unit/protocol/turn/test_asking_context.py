@@ -321,3 +321,40 @@ def test_a_resumed_turn_keeps_a_ledger_that_has_the_reply_it_goes_on_with() -> N
     walk = Walk(resumed, opened("a"))
     ledger = walk.state.turn.ledger
     assert (ledger.head.tokens, len(ledger.items), ledger.current) == (50, 1, 0)
+
+
+UNREAD = (
+    ContextItem(tokens=50),
+    ContextItem(tokens=1500, call_id="c1", tool="a.look"),
+    ContextItem(tokens=20),
+    ContextItem(tokens=2500, call_id="c2", tool="a.look"),
+)
+
+
+def repeated(unread: int, earlier: tuple[ContextItem, ...] = UNREAD) -> Walk:
+    """A turn that was killed while it waited for a reply, and that repeats its request."""
+    resumed = Resumption(parked=TurnParked(turn=7, requests=2, iterations=1, batches=1), unread=unread)
+    return Walk(policed(history=PAST, earlier=earlier, resumed=resumed), opened("a"))
+
+
+def cleared(walk: Walk) -> list[tuple[str, ...]]:
+    changes = [rewrite.change for rewrite in walk.of(RewriteHistory)]
+    return [tuple(result.call_id for result in change.results) for change in changes]
+
+
+def test_a_turn_that_repeats_its_request_keeps_the_results_that_the_model_has_not_read() -> None:
+    assert cleared(repeated(2)) == [("c1",)]
+    assert cleared(repeated(0)) == [("c1", "c2")], "as old traces have it"
+
+
+def test_a_turn_that_repeats_its_request_asks_for_no_summary_before_the_reply() -> None:
+    walk = repeated(2, (*UNREAD[:1], ContextItem(tokens=2000), *UNREAD[1:]))
+    assert not any(request.aside for request in walk.of(RequestCompletion))
+    walk.send(calls("a.look", first=3), returned(3, batch=2, content=PAGE))
+    assert walk.of(RequestCompletion)[-1].aside
+
+
+def test_a_repeated_request_that_is_too_long_loses_results_that_the_resumed_turn_cannot_cut() -> None:
+    walk = repeated(2).send(too_long(window_tokens=2000))
+    assert cleared(walk) == [("c1",), ("c2",)]
+    assert names(walk.last) == ("RewriteHistory", "RequestCompletion")
