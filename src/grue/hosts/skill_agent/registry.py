@@ -212,7 +212,9 @@ class ActionTypes:
         if kind is None:
             raise ValueError(f"{where}: there is no action {name!r}; there are {', '.join(self.types)}")
         # A strict schema requires every property, so a model writes `null` for one that it would leave out.
-        given = {key: value for key, value in params.items() if value is not None}
+        fields = msgspec.structs.fields(kind.params)
+        nullable = {each.encode_name for each in fields if each.required and _admits_null(each.type)}
+        given = {key: value for key, value in params.items() if value is not None or key in nullable}
         try:
             return msgspec.convert(given, kind.params, str_keys=True)
         except msgspec.ValidationError as error:
@@ -235,6 +237,14 @@ class ActionTypes:
                 " had an effect, and may still have one."
             )
         return result.result()
+
+
+def _admits_null(kind: Any) -> bool:
+    try:
+        msgspec.convert(None, kind)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 # --- Actions on the files of a folder ---

@@ -6,6 +6,7 @@ import sys
 import threading
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import pytest
 from case_tables import each_case
@@ -27,6 +28,13 @@ class Move(Struct):
 
 class Seats(Struct):
     taken: dict[int, str]
+
+
+class Plan(Struct, rename="camel"):
+    what: str
+    due_on: str | None
+    extra: Any
+    count: int = 1
 
 
 class Pair(Struct, array_like=True):
@@ -88,6 +96,16 @@ def test_a_reply_is_read_alone_in_prose_and_with_null_for_what_is_left_out() -> 
     assert (reply.thought, len(reply.actions)) == ("hm", 2)
     assert actions.params("move", reply.actions[0].params) == Move("west", 1)
     assert actions.answer_spec().parse(one).actions == [Action("move", reply.actions[0].params)]
+
+
+def test_null_stays_for_a_required_parameter_that_may_be_null() -> None:
+    actions = ActionTypes([ActionType("plan", Plan, None, "Make a plan.")])
+    params: dict[str, Any] = {"what": "dig", "dueOn": None, "extra": None, "count": None}
+    assert actions.params("plan", params) == Plan("dig", None, None)
+    with pytest.raises(ValueError, match="missing required field `what`"):
+        actions.params("plan", {**params, "what": None})
+    with pytest.raises(ValueError, match="missing required field `dueOn`"):
+        actions.params("plan", {"what": "dig", "extra": None})
 
 
 def test_a_parameter_may_be_a_dictionary_by_number() -> None:
