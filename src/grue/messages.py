@@ -456,8 +456,8 @@ class LlmFailure(Struct, frozen=True, kw_only=True, tag=True):
         message: The endpoint's error text, or what happened to the connection; untrusted.
         attempts: How many tries with this model have failed, this one included. After a cut reply, the count
             begins anew.
-        overflow: If `reason` is `too_long`, the sizes that the refusal names; else `None`. A failure of a
-            host's own LLM client may lack them.
+        overflow: If `reason` is `too_long`, the sizes that the refusal names; else `None`. An `LlmFailure`
+            that a host's own LLM client has made may lack them.
         reason: Why the completion failed; `None` in the traces of versions that did not record it.
         retry_after_s: The wait that the endpoint asked for, if `kind` is `unavailable`; else `None`.
     """

@@ -71,6 +71,27 @@ def test_an_injected_client_has_a_context_policy(tmp_path: Path) -> None:
     assert [len(each) > 4000 for each in results] == [False, False, True]
 
 
+def test_after_an_injected_clients_overflow_the_policy_asks_again_with_less() -> None:
+    class Windowed(Client):
+        def create(self, **how: Any) -> dict[str, Any]:
+            reply = super().create(**how)
+            size = len(str(how["messages"]))
+            if size > 12_000:
+                error = RuntimeError(f"This model's maximum context length is 3000 tokens, you sent {size}.")
+                error.status_code = 400  # type: ignore[attr-defined]
+                raise error
+            return reply
+
+    client, deleted = Windowed(), list[str]()
+    context = ContextPolicy(reply_tokens=0, max_summaries=0)
+    with runner_for(client, deleted, context=context, tool_policy=ToolPolicy(), size=5000) as runner:
+        talk = runner.conversation("Be brief.")
+        answers = [talk.ask("Tidy up.").response for _ in range(3)]
+    assert answers == ["Answer 2.", "Answer 4.", "Answer 7."]
+    results = [message["content"] for message in client.asked[-1] if message["role"] == "tool"]
+    assert [len(each) > 4000 for each in results] == [False, False, True]
+
+
 def test_a_factory_that_cannot_continue_conversations_is_refused() -> None:
     client = client_actor(Client(), "gpt-4o")
 

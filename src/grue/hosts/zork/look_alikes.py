@@ -10,7 +10,14 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.errors import LLMError
 from grue.policies import FailureKind
-from grue.protocol.chat_wire.failures import MAX_WORDS, Fault, kind_of, reason_of, reason_of_fault
+from grue.protocol.chat_wire.failures import (
+    MAX_WORDS,
+    Fault,
+    kind_of,
+    overflow_of,
+    reason_of,
+    reason_of_fault,
+)
 from grue.protocol.chat_wire.profiles import ToolSupportPolicy, checked_support
 from grue.protocol.tools import results as tool_results
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
@@ -108,13 +115,15 @@ def foreign_failure(fault: Fault, client: object, model: str) -> m.LlmFailure:
     if isinstance(key, str):
         redaction.hide("api_key", key)
     message = redaction.redact_text(beginning(fault.message, 4 * MAX_WORDS))
+    reason = reason_of_fault(fault)
     return m.LlmFailure(
         kind=fault.kind,
         endpoint=type(client).__name__,
         model=model,
         message=printable(message, MAX_WORDS),
         status=fault.status,
-        reason=reason_of_fault(fault),
+        overflow=overflow_of(fault.message) if reason == "too_long" else None,
+        reason=reason,
         retry_after_s=fault.retry_after_s,
     )
 

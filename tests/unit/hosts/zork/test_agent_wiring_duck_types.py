@@ -34,6 +34,7 @@ from grue.messages import (
     ToolMessage,
     UserText,
 )
+from grue.policies import ContextOverflow
 from grue.runtime.actor import Supervisor
 from grue.runtime.trace.recorder import Recorder
 from grue.testing.doubles import MockLLMClient, MockMCPManager
@@ -266,6 +267,15 @@ async def test_what_a_client_raises_is_a_failed_completion(error: Exception, kin
     assert heard.failure.kind == kind
     assert heard.failure.status == status
     assert heard.failure.message
+
+
+def test_the_failure_of_a_request_that_was_too_long_has_the_sizes_that_the_error_names() -> None:
+    words = "This model's maximum context length is 8192 tokens. Your messages resulted in 9000 tokens."
+    failure = completion_failure(LLMError(words, kind="refused", status=400), MockLLMClient(), "m")
+    assert failure.reason == "too_long"
+    assert failure.overflow == ContextOverflow(window_tokens=8192, prompt_tokens=9000)
+    plain = completion_failure(StatusError(status_code=400), MockLLMClient(), "m")
+    assert (plain.reason, plain.overflow) == ("request", None)
 
 
 def test_a_failure_never_tells_the_clients_key() -> None:
