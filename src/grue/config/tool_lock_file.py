@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from grue import messages as m
-from grue.config.documents import converted, file_error, read_own_json, replace_file
+from grue.config.documents import converted, file_error, is_there, read_own_json, replace_file
 from grue.errors import MCPConfigError
 from grue.protocol.tools.lock import ToolLock, ToolPin, lock_of, screen
 from grue.runtime.files import as_path, os_errors_as
@@ -61,8 +61,9 @@ def read_tool_lock(path: str | PathLike[str]) -> ToolLock | None:
 
 def _pins(path: Path) -> dict[str, dict[str, ToolPin]] | None:
     with os_errors_as(MCPConfigError, f"read {str(path)!r}", path=str(path)):
-        if not path.exists() and not path.is_symlink():
+        if not is_there(path):
             return None
+        path.lstat()  # raises where `is_file` returns `False` from Python 3.14 on
         if not path.is_file():
             kind = "not a regular file" if path.exists() else "a link to a file that does not exist"
             raise MCPConfigError(f"Cannot read {str(path)!r}: it is {kind}.", path=str(path))

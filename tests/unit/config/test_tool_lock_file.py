@@ -1,6 +1,7 @@
 """The tool lock as a file: sorted, readable in a diff, and refused when it is something else."""
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -175,6 +176,18 @@ def test_a_folder_or_an_endless_file_in_its_place_is_a_sentence(tmp_path: Path) 
     path.symlink_to("gone")
     with pytest.raises(MCPConfigError, match="a link to a file that does not exist"):
         read_tool_lock(path)
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_lock_that_cannot_be_looked_at_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    if quiet:  # as from Python 3.14 on
+        monkeypatch.setattr(Path, "exists", os.path.exists)
+        monkeypatch.setattr(Path, "is_symlink", os.path.islink)
+        monkeypatch.setattr(Path, "is_file", os.path.isfile)
+    with pytest.raises(MCPConfigError, match=r"Cannot read .*: File name too long"):
+        read_tool_lock(tmp_path / ("x" * 300) / "mcp_tools.lock")
 
 
 def test_a_symbolic_link_stays_and_its_target_is_replaced(tmp_path: Path) -> None:

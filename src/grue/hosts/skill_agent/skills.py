@@ -98,7 +98,8 @@ def front_matter(text: str, path: Path) -> tuple[documents.YamlDocument, str]:
         raise _malformed(path, 1, "a skill begins with '---', then its name and description")
     end = next((number for number, line in enumerate(lines[1:], 1) if line.rstrip() == "---"), None)
     if end is None:
-        raise _malformed(path, len(text.splitlines()), "the front matter is not closed by a line '---'")
+        last = len(lines) - (not lines[-1])  # nothing follows the last newline
+        raise _malformed(path, last, "the front matter is not closed by a line '---'")
     front = documents.parse_yaml("\n".join(lines[1:end]), path, first_line=2)
     return front, "\n".join(lines[end + 1 :]).strip()
 
@@ -130,19 +131,13 @@ def write_skill_lock(path: Path, servers: Mapping[str, Mapping[str, str]]) -> No
 
 def _files(folder: Path) -> list[Path]:
     try:
-        found = sorted(path / SKILL_FILE for path in folder.iterdir() if _may_exist(path / SKILL_FILE))
+        files = (path / SKILL_FILE for path in folder.iterdir())
+        found = sorted(path for path in files if documents.is_there(path))
     except OSError as error:
         raise MCPConfigError(f"The folder of skills {folder} cannot be read: {os_cause(error)}.") from error
     if len(found) > _MOST_SKILLS:
         raise MCPConfigError(f"The folder of skills {folder} has more than {_MOST_SKILLS} skills.")
     return found
-
-
-def _may_exist(path: Path) -> bool:
-    try:
-        return path.exists() or path.is_symlink()
-    except OSError:
-        return True  # this user may not look into the folder: `read_skill` reports it
 
 
 def _text(path: Path) -> str:

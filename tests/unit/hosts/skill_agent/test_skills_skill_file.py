@@ -1,5 +1,6 @@
 """`SKILL.md`: the format that other agents use, and malformed ones with their lines."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,7 @@ def test_only_a_line_of_three_hyphens_at_the_margin_ends_the_front_matter(tmp_pa
         ("# No front matter", 1, "begins with '---'"),
         ("", 1, "begins with '---'"),
         ("---\nname: a\ndescription: b\n", 3, "not closed"),
+        ("---\ndescription: a\fb\rc\r\nname: a", 3, "not closed"),
         ("---\nname: a\n---\n", 2, "description should be"),
         ("---\nname: a\ndescription: ''\n---\n", 3, "description should be"),
         (f"---\ndescription: {'x' * 1025}\n---\n", 2, "description should be"),
@@ -96,7 +98,13 @@ def test_two_skills_of_one_name_and_files_that_cannot_be_read_are_reported(tmp_p
     assert [problem.partition("line ")[2][:1] for problem in problems] == ["2", "2", "1"]
 
 
-def test_a_subfolder_that_cannot_be_looked_into_does_not_take_the_other_skills_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_subfolder_that_cannot_be_looked_into_does_not_take_the_other_skills_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    if quiet:  # as from Python 3.14 on
+        monkeypatch.setattr(Path, "exists", os.path.exists)
+        monkeypatch.setattr(Path, "is_symlink", os.path.islink)
     write(tmp_path, "a", "---\nname: a\ndescription: d\n---\n")
     # Stands for a folder of another user: the system refuses to look for a file there, as any user.
     (tmp_path / "b").symlink_to("x" * 300)
