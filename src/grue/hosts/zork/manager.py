@@ -13,7 +13,7 @@ from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.wiring import on_tool_drift, tool_lock, turn_limits
 from grue.engine.outside_turns.owned_session import OwnedSession
 from grue.engine.tool_servers import connect_to, hide_secrets, pinning, startup_limits
-from grue.errors import MCPServerStartupError
+from grue.errors import MCPServerStartupError, TraceError
 from grue.hosting import Envelope, GameConfiguration, LangfuseObserver, LoggerObserver, Note, error_for
 from grue.hosts.zork.look_alikes import member, own_methods
 from grue.protocol.json_text import json_object
@@ -170,6 +170,7 @@ class MCPManager:
             case m.McpDisabled(reason=reason):
                 raise self._given_up(reason)
             case None:
+                session.raise_fault()
                 raise MCPError(
                     f"The session with MCP server '{self.server_name}' ended: {session.fault}"
                 ) from session.fault
@@ -183,11 +184,12 @@ class MCPManager:
 
     async def get_tool_schemas(self) -> list[m.JsonObject]:
         """Return the server's tools in OpenAI's format, named `server.tool`. May raise `MCPError`."""
-        if self._session is None or not self._session.alive:
+        session = self._open_session()
+        if session is None:
             raise MCPError(self._not_connected())
         listed = [
             {"name": tool.tool, "description": tool.description, "inputSchema": tool.input_schema}
-            for tool in self._session.tools
+            for tool in session.tools
         ]
         return [self._translate_schema(tool, self.server_name) for tool in listed]
 
@@ -196,14 +198,15 @@ class MCPManager:
     ) -> m.ToolCallResult:
         """Call the tool `server.tool`. A timeout raises `TimeoutError`; other failures give an error result.
 
-        Concurrent calls are made one after the other. Cancelling one call does not affect the others.
+        If the messages of the session cannot be recorded, raises the `TraceError`. Concurrent calls are made
+        one after the other. Cancelling one call does not affect the others.
         """
         try:
             _, tool = self._parse_tool_name(tool_name)
         except ValueError as error:
             return tool_results.failure(str(error))
-        session = self._session
-        if session is None or not session.alive:
+        session = self._open_session()
+        if session is None:
             return tool_results.call_failed(self._not_connected())
         names = [each.name for each in session.tools]
         if tool_name not in names:
@@ -217,6 +220,8 @@ class MCPManager:
         timeout_s = self.timeout_seconds if timeout_seconds is None else timeout_seconds
         try:
             return await session.call(tool, json_object(given), timeout_s)
+        except TraceError:
+            raise
         except MCPError as error:
             return tool_results.call_failed(str(error))
 
@@ -249,6 +254,13 @@ class MCPManager:
     def _parse_tool_name(self, tool_name: str) -> tuple[str, str]:
         """Split `server.tool` at its first dot; raises `ValueError` if there is none."""
         return split_name(tool_name)
+
+    def _open_session(self) -> OwnedSession | None:
+        session = self._session
+        if session is None or session.alive:
+            return session
+        session.raise_fault()
+        return None
 
     def _given_up(self, reason: str) -> MCPServerStartupError:
         text = f"MCP server '{self.server_name}' is disabled for the rest of the episode: {reason}"

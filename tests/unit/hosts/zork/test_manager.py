@@ -20,7 +20,8 @@ from slow_imports import SlowImports
 
 from grue import StdioServer
 from grue.config.settings import GameConfiguration
-from grue.errors import MCPConfigError, MCPError, MCPServerStartupError
+from grue.errors import MCPConfigError, MCPError, MCPServerStartupError, TraceError
+from grue.hosting import Envelope
 from grue.hosts.zork.manager import MCPManager
 from grue.messages import SessionOpened, ToolCalled, ToolCallResult
 from grue.protocol.turn.connection import Disabled, Proven, Untried
@@ -262,6 +263,28 @@ async def test_a_crashed_owner_gives_error_results(tmp_path: Path, monkeypatch: 
         await box.disconnect_session()
     assert "nobody foresaw this" in (results[0].error_message or "")
     assert results[1].is_error
+
+
+async def test_a_session_that_cannot_be_recorded_raises_the_trace_error(tmp_path: Path) -> None:
+    fails_at: type = ToolCalled
+
+    def fail(envelope: Envelope[Any], line: bytes) -> None:
+        if isinstance(envelope.body, fails_at):
+            raise TraceError("no space left on device")
+
+    box = manager(tmp_path)
+    box.recorder.add(fail)
+    with assert_nothing_left():
+        await box.connect_session()
+        for _ in range(2):
+            with pytest.raises(TraceError, match="no space left"):
+                await box.call_tool(ECHO, {"text": "x"})
+        with pytest.raises(TraceError, match="no space left"):
+            await box.get_tool_schemas()
+        await box.disconnect_session()
+        fails_at = SessionOpened
+        with pytest.raises(TraceError, match="no space left"):
+            await box.connect_session()
 
 
 async def test_a_crash_while_connecting_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
