@@ -14,8 +14,8 @@ The LLM actor sends the first request, which begins the state `Sent`, and then c
   limit and backoff; `max_retries` limits all retries together.
 - A reply that was cut at the default token limit is requested once more with a larger limit, with retries of
   its own. If that fails, the cut reply is the outcome, and it is streamed again if it was streamed before.
-- From the second timeout on, a try that used up its whole time limit, or whose stream stalled halfway, is the
-  last: such a try is billed, and another one seldom ends better.
+- If a try used up its whole time limit, or its stream stalled halfway, the second such try is the last: each
+  is billed, and another one seldom ends better. Other timeouts are retried as any failure.
 - If some text of a try was streamed, and another try follows or the cut reply is used after all, readers of
   the stream are first told to discard that text.
 
@@ -50,7 +50,7 @@ from grue.protocol.chat_wire.wire_format import Reply
 from grue.protocol.retry import RetryPolicy, next_delay
 
 _OTHER_CAUSES = frozenset({"key", "credit", "region", "reply"})  # reasons that no attachment causes
-_MOST_ENDLESS = 2  # at this timeout of a completion, and at later ones, a billed try is the last
+_MOST_ENDLESS = 2  # billed timeouts of one completion: the last of them is not retried
 _LEAST_OF_LIMIT = 4  # a token limit is lowered to a fourth at the least: many answers would be cut
 
 
@@ -70,6 +70,7 @@ class Sent(Struct, frozen=True, kw_only=True, gc=False):
     clears: bool = False
     attempt: int = 1
     failed: tuple[FailureKind, ...] = ()  # the failures that used up a retry
+    endless: int = 0  # how many of them were timeouts that are billed
     cut: CutReply | None = None  # the cut reply that a longer one is to replace
     lowered: bool = False  # the reply's token limit has been lowered
 
@@ -199,7 +200,7 @@ def _after_cut(state: Sent, event: ReplyRead) -> AttemptTransition:
         return Ended(), (note, Finish(event.reply))
     settings = replace(state.settings, max_tokens=larger)
     cut = CutReply(event.reply, event.shown)
-    following = replace(state, settings=settings, attempt=1, failed=(), cut=cut, lowered=False)
+    following = replace(state, settings=settings, attempt=1, failed=(), endless=0, cut=cut, lowered=False)
     return following, (note, *_taken_back(state, event), SendRequest(settings))
 
 
@@ -226,10 +227,10 @@ def _after_failure(state: Sent, event: RequestFailed) -> AttemptTransition:
         of_kind = failed.count(failure.kind)
         delay_s = next_delay(state.retry, len(failed), failure, of_kind=of_kind, jitter=event.jitter)
     paid_for = event.fault.used_up or event.fault.received > 0
-    endless = paid_for and failed.count("timed_out") >= _MOST_ENDLESS
-    if delay_s is None or (failure.kind == "timed_out" and endless):
+    endless = state.endless + (failure.kind == "timed_out" and paid_for)
+    if delay_s is None or state.endless < endless >= _MOST_ENDLESS:
         return _give_up(state, event, failure)
-    following = replace(state, attempt=state.attempt + 1, failed=failed)
+    following = replace(state, attempt=state.attempt + 1, failed=failed, endless=endless)
     send = SendRequest(state.settings, delay_s)
     return following, (*adaptation, *_retried(state, event, delay_s), send)
 

@@ -241,6 +241,37 @@ ROWS: list[tuple[str, AttemptState, AttemptEvent, AttemptState, tuple[AttemptCom
         (Finish(CUT),),
     ),
 ]
+USED_UP = Fault(kind="timed_out", message="no complete reply", used_up=True)
+STALLED = Fault(kind="timed_out", message="the stream stalled", received=9)
+SILENT = Fault(kind="timed_out", message="the endpoint stayed silent")
+
+
+@pytest.mark.parametrize(
+    ("faults", "retries"),
+    [
+        ((USED_UP, STALLED), 1),
+        ((SILENT, USED_UP, USED_UP), 2),
+        ((USED_UP, SILENT, SILENT, STALLED), 3),
+        ((STALLED, BUSY, USED_UP), 2),
+        ((SILENT, SILENT, SILENT, SILENT, SILENT, SILENT), 5),
+    ],
+)
+def test_only_timeouts_that_are_billed_count_towards_their_limit(
+    faults: tuple[Fault, ...], retries: int
+) -> None:
+    state: AttemptState = replace(FIRST, retry=RetryPolicy(max_retries=5))
+    for number, fault in enumerate(faults):
+        state, commands = attempt_step(state, failed(fault))
+        assert isinstance(commands[-1], Finish) == (number == retries)
+
+
+def test_the_longer_reply_in_place_of_a_cut_one_has_two_billed_timeouts_of_its_own() -> None:
+    state, _ = attempt_step(replace(PATIENT, endless=1, attempt=2, failed=("timed_out",)), read(CUT))
+    for last in (False, True):
+        state, commands = attempt_step(state, failed(USED_UP))
+        assert isinstance(commands[-1], Finish) == last
+
+
 ILLEGAL: list[tuple[AttemptState, AttemptEvent]] = [
     *((Ended(), event) for event in (read(WHOLE), failed(BUSY))),
 ]
