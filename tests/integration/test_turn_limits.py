@@ -14,12 +14,14 @@ from transport_servers import STUBBORN, faulty
 
 from grue import FunctionTools, LlmSettings, Runner, TurnRequest
 from grue.errors import TurnTimedOut
-from grue.messages import CompletionReceived, RunTurn, Usage
+from grue.messages import CallId, CompletionReceived, RunTurn, ToolCall, TurnFailed, Usage
 from grue.runtime.actor import Actor, Mailbox
 from grue.runtime.trace.recorder import Envelope
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, tool_calls_reply
+from grue.tracing.reading import read_episode
+from grue.tracing.replay import replay
 
 SLOW_MODEL = "waiting for the model (request 1)"
 
@@ -121,15 +123,17 @@ async def test_a_model_that_says_nothing_holds_a_turn_for_half_an_hour_at_most()
 
 
 class Answering(Actor[Any]):
-    """A model that answers at once."""
+    """A model that looks, and then answers at once."""
 
     def __init__(self, mailbox: Mailbox[Any], agent: Mailbox[Any]) -> None:
         super().__init__(mailbox)
         self._agent = agent
 
     async def receive(self, envelope: Envelope[Any]) -> None:
-        usage = Usage(input_tokens=10, output_tokens=5)
-        reply = CompletionReceived(request=envelope.body.request, content="done", model="m", usage=usage)
+        usage, number = Usage(input_tokens=10, output_tokens=5), envelope.body.request
+        calls = (ToolCall(call_id=CallId("c1"), name="slow.look", arguments="{}"),) if number == 1 else ()
+        content = None if calls else "done"
+        reply = CompletionReceived(request=number, content=content, tool_calls=calls, model="m", usage=usage)
         await self._agent.send(reply, sender=self.name, cause=envelope.seq)
 
 
@@ -143,13 +147,23 @@ class SlowToClose(FakeToolServer):
 
 @pytest.mark.virtual_time
 @pytest.mark.anyio
-async def test_a_turn_that_cannot_close_its_session_in_time_is_paid_for() -> None:
+async def test_a_turn_that_cannot_close_its_session_in_time_is_paid_for_and_has_its_end_in_the_trace(
+    tmp_path: Path,
+) -> None:
     slow = SlowToClose("slow")
     slow.answers("look", "dark")
-    runner = Runner(llm=lambda mailbox, agent, _note: Answering(mailbox, agent), servers={"slow": slow})
-    with pytest.raises(TurnTimedOut, match="closing its sessions"):
+    path = tmp_path / "late.jsonl"
+    runner = Runner(
+        llm=lambda mailbox, agent, _: Answering(mailbox, agent), servers={"slow": slow}, trace=path
+    )
+    with pytest.raises(TurnTimedOut, match="closing its sessions") as missed:
         await runner.run_turn_async(TurnRequest(user="u", turn_timeout_s=10))
-    assert (runner.spent.requests, runner.spent.usage.output_tokens) == (1, 5)
+    assert (runner.spent.requests, runner.spent.usage.output_tokens) == (2, 10)
+    assert [call.name for call in missed.value.tool_calls] == ["slow.look"]
+    runner.close()
+    (end,) = (each.body for each in read_episode(path).envelopes if isinstance(each.body, TurnFailed))
+    assert (end.tool_calls, end.requests, end.iterations) == (missed.value.tool_calls, 2, 1)
+    assert [turn.divergence for turn in replay(read_episode(path).envelopes)] == [None]
 
 
 def test_the_limit_of_a_turn_is_a_setting(tmp_path: Path) -> None:

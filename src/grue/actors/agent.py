@@ -113,6 +113,20 @@ class AgentActor(Actor[m.TurnEvent]):
                 if isinstance(command, m.RequestCompletion):
                     self._note_request(command)
 
+    def not_closed(self, failed: m.TurnFailed) -> m.TurnFailed:
+        """Complete and record `failed`, the end of a turn whose sessions did not close within its time limit.
+
+        A turn that was to be parked gets no end in the trace, so that it can be resumed.
+        """
+        if not isinstance(self._state, s.AwaitingClose) or self._asked is None:
+            return failed
+        end = self._state.end
+        failed = replace(failed, iterations=end.iterations, tool_calls=end.tool_calls, untold=end.untold)
+        if not isinstance(end, m.TurnParked):
+            self.end = failed = replace(failed, unread=isinstance(end, m.TurnFailed) and end.unread)
+            self._note(failed, sender="supervisor", cause=self._asked.seq)
+        return failed
+
     async def run(self) -> None:
         """Run the turn. If this task is cancelled, close the turn's sessions within a time limit first."""
         try:

@@ -32,7 +32,7 @@ from grue.protocol.turn.connection import Connecting, ConnectionState, Disabled,
 from grue.protocol.turn.end import kept_for_closing
 from grue.protocol.turn.prices import Spent
 from grue.protocol.turn.states import TurnProgress
-from grue.runtime.actor import Actor, Mailbox, Note, Supervisor
+from grue.runtime.actor import Actor, Mailbox, Note, Supervisor, raise_crash
 from grue.runtime.loading import importing
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.loops.host_code import HostCodeFailed, host_code, single
@@ -241,9 +241,13 @@ class TurnActors:
         assert limit_s is not None, "only a limit ends the scope"
         failure = m.DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
         spent = self.progress
-        return m.TurnFailed(
+        failed = m.TurnFailed(
             turn=self._command.turn, failure=failure, requests=spent.requests, usage=spent.usage
         )
+        try:
+            return failed if self._agent is None else self._agent.not_closed(failed)
+        except Exception as error:  # noqa: BLE001 - `raise_crash` raises it
+            raise_crash("agent", error)
 
     async def _supervised(self) -> m.TurnEnd | m.TurnWaits:
         self._command = command = self._when_called()
