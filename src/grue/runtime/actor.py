@@ -302,6 +302,7 @@ class Supervisor:
 
     def __init__(self, recorder: Recorder, *, turn: int = 0, stop_grace_s: float = 5.0) -> None:
         self._recorder = recorder
+        self._texts: set[tuple[str, int, int | None]] = set()  # that may be held back: `Recorder.hold_back`
         self.turn = turn
         self._stop_grace_s = stop_grace_s
         self._mailboxes: list[Mailbox[Any]] = []
@@ -319,6 +320,8 @@ class Supervisor:
 
     def note(self, body: Any, *, sender: str, cause: int | None = None) -> Envelope[Any]:
         """Record a message in the trace without sending it to an actor."""
+        if body.__class__ is self._recorder.piece:
+            self._texts.add((sender, self.turn, cause))
         return self._recorder.record(body, sender=sender, cause=cause, turn=self.turn)
 
     def start(self, actor: Actor[Any], *, whole: bool = False) -> anyio.CancelScope:
@@ -392,7 +395,7 @@ class Supervisor:
         finally:
             for mailbox in self._mailboxes:
                 mailbox.abandon()
-            self._recorder.forget_texts([mailbox.name for mailbox in self._mailboxes], self.turn)
+            self._recorder.forget_texts(self._texts)
 
     async def _run(self, actor: Actor[Any], whole: bool, scope: anyio.CancelScope) -> None:
         try:

@@ -359,6 +359,20 @@ async def test_the_held_back_text_of_an_actor_is_dropped_when_the_group_ends(rec
     assert bodies == [Piece("It is "), "hang", "later"], "what was held back is not recorded as said later"
 
 
+async def test_the_end_of_a_group_leaves_the_held_back_text_of_another_that_shares_the_recorder(
+    recorder: Seen,
+) -> None:
+    recorder.hide("KEY", "made-up-secret-value")
+    recorder.hold_back(Piece)
+    async with Supervisor(recorder, turn=1) as streaming:
+        async with Supervisor(recorder, turn=1) as ending:
+            ending.mailbox("llm")
+            ending.note(Piece("made-up"), sender="llm", cause=1)
+            streaming.note(Piece("made-up"), sender="llm", cause=2)
+        streaming.note("whole", sender="llm", cause=2)
+    assert [envelope.body for envelope in recorder.envelopes] == [Piece("[redacted]"), "whole"]
+
+
 async def test_cancelling_from_outside_cancels_the_actors_and_goes_on(recorder: Seen, log: list[str]) -> None:
     with anyio.move_on_after(0.01) as scope:
         async with Supervisor(recorder) as group:

@@ -157,6 +157,7 @@ class Recorder:
         check: Called with an envelope and its body as JSON, before the observers. Raises to refuse a message.
             Not called for pieces of texts (`hold_back`), or without observers.
         telling: The id of the thread that is calling the observers; 0: no thread is.
+        piece: The type that `hold_back` was called with.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Recorder:
         self._encoder = msgspec.json.Encoder()
         self._redaction = Redaction(secrets)
         here_and_in_children(self._begin_threads)
-        self._piece: type[Struct] | None = None
+        self.piece: type[Struct] | None = None
         # By sender, turn and cause: runners that share the recorder may have turns with the same number.
         self._texts: dict[tuple[str, int, int | None], dict[Any, _Text]] = {}
         self._watched: Mapping[type, Callable[[Any], object]] = {}
@@ -231,15 +232,13 @@ class Recorder:
         held back. It is recorded with a later piece, or before the sender's next other message in the turn
         with the same cause (with any cause, if the pieces have none).
         """
-        self._piece = piece
+        self.piece = piece
 
-    def forget_texts(self, senders: Iterable[str], turn: int) -> None:
-        """Drop the held-back text (`hold_back`) of `senders` in a turn. They have ended or were cancelled."""
-        if self._texts:
-            gone = {(sender, turn) for sender in senders}
-            with self._lock:
-                for key in [each for each in self._texts if each[:2] in gone]:
-                    del self._texts[key]
+    def forget_texts(self, texts: Iterable[tuple[str, int, int | None]]) -> None:
+        """Drop held-back texts (`hold_back`), each named by its sender, turn and cause. They have ended."""
+        with self._lock:
+            for key in texts:
+                self._texts.pop(key, None)
 
     def settle(self) -> None:
         """Wait, blocking, until the observers have seen all that was recorded so far, except held-back text.
@@ -311,7 +310,7 @@ class Recorder:
         """
         self.refuse_observers()
         # A piece without text (the model's reply starts again) ends the held-back texts like other messages.
-        piece = body.__class__ is self._piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
+        piece = body.__class__ is self.piece and bool(body.text)  # type: ignore[attr-defined]  # a piece has it
         shown: object = body
         with self._lock:
             if self._late:

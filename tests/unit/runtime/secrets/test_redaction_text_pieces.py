@@ -158,7 +158,7 @@ def test_texts_of_other_turns_and_senders_are_apart() -> None:
         recorder.record(Piece(KEY[:9]), sender="llm", turn=turn)
     recorder.record(Said("of another"), sender="agent", turn=1)
     recorder.record(Piece(KEY[9:]), sender="llm", turn=2)
-    recorder.forget_texts(["llm"], 1)
+    recorder.forget_texts([("llm", 1, None)])
     recorder.record(Said("end"), sender="llm", turn=1)
     assert [envelope.body.text for envelope in seen.envelopes] == ["of another", "[redacted:KEY]", "end"]
 
