@@ -136,7 +136,8 @@ def read_tools(page: Mapping[str, Any], server: m.ServerName, notify: Notify) ->
 
 def _schema(schema: m.JsonObject) -> m.JsonObject:
     """Drop top-level keywords that are `null`: Go servers write it for empty lists; endpoints refuse it."""
-    return json_object({key: value for key, value in schema.items() if value is not None})
+    # Convert first, because that turns an infinity into `null`. Stored listings must read back the same.
+    return {key: value for key, value in json_object(schema).items() if value is not None}
 
 
 def as_listed(tool: m.ToolDefinition) -> m.JsonObject:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from grue.messages import JsonObject, ServerName, ToolDefinition
 from grue.policies import NoticeKind
-from grue.transports.mcp.listing import read_pages, read_tools
+from grue.transports.mcp.listing import as_listed, read_pages, read_tools
 
 SERVER = ServerName("think")
 GOOD: dict[str, Any] = {"name": "a.b", "inputSchema": {"type": "object"}}
@@ -92,7 +92,8 @@ def test_schemas_are_json_values_whatever_the_server_wrote() -> None:
     odd: dict[str, Any] = {"type": "object", "default": math.nan, "title": "a\ud800"}
     ((tool,), faults) = read([{**GOOD, "inputSchema": odd, "outputSchema": odd}])
     assert tool.input_schema == tool.output_schema
-    assert tool.input_schema == {"type": "object", "default": None, "title": "a\ufffd"}
+    assert tool.input_schema == {"type": "object", "title": "a\ufffd"}
+    assert read([as_listed(tool)]) == ([tool], []), "a stored listing reads back the same"
     assert faults == []
 
 
