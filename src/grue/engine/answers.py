@@ -414,7 +414,10 @@ def as_json(answer: object) -> object:
 
 
 def _reason(error: Exception) -> str:
-    said = str(error) if isinstance(error, ValueError) else f"it cannot be read ({type(error).__name__})"
+    said = f"it cannot be read ({type(error).__name__})"
+    if isinstance(error, ValueError):
+        with suppress(Exception):  # its `__str__` may be the host's own
+            said = str(error)
     errors: Any = getattr(error, "errors", list)
     try:
         faults = [

@@ -66,6 +66,17 @@ def test_an_error_whose_errors_are_not_those_of_pydantic_gives_its_own_text(faul
     assert AnswerCheck(AnswerSpec(parse))("look") == AnswerRefused(reason="the room is dark")
 
 
+def test_a_refusal_whose_text_fails_is_a_refusal_all_the_same() -> None:
+    class MuteError(ValueError):
+        def __str__(self) -> str:
+            raise KeyError("no words")
+
+    def parse(text: str) -> str:
+        raise MuteError
+
+    assert AnswerCheck(AnswerSpec(parse))("look") == AnswerRefused(reason="it cannot be read (MuteError)")
+
+
 def test_what_is_a_mistake_of_the_check_is_raised() -> None:
     def parse(text: str) -> str:
         raise KeyError(text)

@@ -335,12 +335,11 @@ def _unstructured(blocks: list[m.JsonObject]) -> object:
 
 
 def raw_text(result: m.ToolCallResult) -> str:
-    """Return a result as plain text: its blocks' texts, else (without blocks) its error, else its content."""
+    """Return a result as plain text: its blocks' texts; if they have none, its error, else its content."""
     texts = [text for block in result.blocks if isinstance(text := block.get("text"), str)]
     if texts:
         return "\n".join(texts)
-    said = result.content if result.blocks else result.error_message or result.content
-    return _plain(said)
+    return _plain(result.error_message or result.content)
 
 
 class Told(NamedTuple):

@@ -14,6 +14,7 @@ import pytest
 from case_tables import each_case
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from grue.messages import ToolCallResult
 from grue.protocol.json_text import json_value
@@ -409,6 +410,8 @@ def test_the_raw_text_of_a_result_is_that_of_its_blocks() -> None:
     assert tool_results.raw_text(ToolCallResult(content={"n": 1}, blocks=({"type": "image"},))) == '{"n":1}'
     assert tool_results.raw_text(ToolCallResult(content="plain")) == "plain"
     assert tool_results.raw_text(tool_results.failure("no such file")) == "no such file"
+    pictured = tool_results.failure("no such file", {"n": 1})
+    assert tool_results.raw_text(replace(pictured, blocks=({"type": "image"},))) == "no such file"
 
 
 def test_a_text_without_its_middle_says_how_much_was_cut() -> None:
