@@ -1438,6 +1438,12 @@ class RunTurn(Message, frozen=True, kw_only=True):
     user_stub: str = ""
     show_schemas: bool = False
     binds_calls: bool = False
+    # Set in all new turns. It stands for four rules: a call that is not made because its tool has changed is
+    # not made after another parking either; a resumed turn is degraded only by servers that fail after it was
+    # resumed; a failed request with presumed tools is not sent again if the listed tools are the same,
+    # even if a server serves tools that it does not list; if a reply is dropped because it calls such a tool,
+    # the reason names the tool.
+    binds_parked: bool = False
     plain_results: bool = False
     states_answer: bool = False
     asks: ModelAsked | None = None

@@ -17,6 +17,7 @@ from parked_turns import ASK_BEFORE_DELETING, DELETE, Job, Stage, runner, wait_u
 from grue import (
     ApprovalQuestion,
     Budget,
+    FailurePolicy,
     FunctionTools,
     Recorder,
     Runner,
@@ -215,6 +216,51 @@ def test_questions_can_be_answered_one_after_the_other(tmp_path: Path) -> None:
     with ScriptedLlmServer(calls) as server, Runner(llm=server.settings) as each:
         settled = [call.settlement for call in each.fork(trace).tool_calls]
     assert settled == ["returned", "denied", "returned"], "a fork gets the last answer to each question"
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_tool_that_changes_while_the_turn_is_parked_is_not_called_after_the_next_parking_either(
+    tmp_path: Path, old: bool
+) -> None:
+    """Also if an older version of grue has parked the turn first."""
+
+    def other() -> str:
+        """Think, and tell everybody."""
+        made.append("think")
+        return "told"
+
+    made: list[str] = []
+    trace, tools = tmp_path / "turn.jsonl", {"look": lambda: made.append("look"), "think": lambda: "dust"}
+    box, policy = ToolRule(tools=("box.look",), verdict="ask"), FailurePolicy(first_connect="disable")
+    replies = [tool_calls_reply(("box.look", {}), ("box.think", {})), text_reply("done")]
+    lost = FakeToolServer("lost")
+    lost.fails_to_start(times=2)
+    with ScriptedLlmServer(replies) as server:
+        how: dict[str, Any] = {
+            "llm": server.settings,
+            "tool_policy": ToolPolicy(rules=(box,), parking=True),
+            "policy": policy,
+        }
+        servers = {"box": FunctionTools(tools), "lost": lost}
+        with Runner(trace=trace, servers=servers, **how) as each, pytest.raises(ApprovalPending):
+            each.run_turn("Look.")
+        assert parked_turns(trace)[0].degraded
+        if old:
+            trace.write_text(trace.read_text().replace('"binds_parked":true,', ""))
+        with Runner(servers={**servers, "box": FunctionTools({**tools, "think": other})}, **how) as each:
+            with pytest.raises(ApprovalPending) as pending:
+                each.resume(trace)
+            outcome = each.resume(trace, [question.approve() for question in pending.value.questions])
+    assert made == ["look"]
+    assert [call.settlement for call in outcome.tool_calls] == ["returned", "rejected"]
+    assert outcome.kind == "answered", "all servers have started by now"
+    recorded = read_episode(trace).envelopes
+    assert [turn.divergence for turn in replay(recorded)] == [None] * 3
+    assert [item.body.binds_parked for item in recorded if isinstance(item.body, RunTurn)] == [
+        not old,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("same_runner", [True, False])

@@ -641,6 +641,7 @@ class HostTurn(Generic[T]):
             user_stub=well_formed(request.user_stub),
             show_schemas=True,
             binds_calls=True,
+            binds_parked=True,
             plain_results=not request.json_results,
             unwraps_texts=True,
             states_answer=not self.answer.told,

@@ -179,6 +179,7 @@ def _going_on(
         stream=part.run.stream and asked.on_delta is not None,
         support_check="skip",
         binds_calls=True,
+        binds_parked=True,
         resumed=replace(where, decisions=decisions),
     )
     request: TurnRequest[Any] = TurnRequest(

@@ -115,7 +115,7 @@ def answers_at_end(
     return turn.tell(tuple(answers[call_id] for call_id in calls))[1]
 
 
-PARKED = (  # fields that a `Turn` and its `TurnParked` share, and that are copied unchanged both ways
+PARKED = (  # fields that a `Turn` and its `TurnParked` share, and that are copied both ways
     *("iterations", "usage", "batches", "media_bytes", "forced", "degraded", "reconnected", "used"),
     *("summaries", "overflowed", "searching"),
 )

@@ -65,13 +65,15 @@ def _turn_after(run: m.RunTurn, parked: m.TurnParked) -> Turn:
         turn = turn.referring()
     if turn.ledger is not None and parked.calls:
         turn = replace(turn, ledger=turn.ledger.reply(None, parked.calls, 0))
-    return replace(
+    turn = replace(
         turn,
         requests=parked.requests,
         records=parked.tool_calls,
         window=turn.window if parked.window is None else parked.window,
         **{name: getattr(parked, name) for name in PARKED},
     )
+    # The servers are started again. Those that fail are reported again.
+    return replace(turn, degraded="") if run.binds_parked else turn
 
 
 def reopen(state: s.AwaitingReconnect) -> Transition:
@@ -259,7 +261,8 @@ def _when_verified(state: s.Presuming) -> Transition:
     listed, doubles = without_doubles(state.turn.tools)
     turn = replace(state.turn, tools=listed)
     changed = tools.changed_tools(state.offered, turn.callable)
-    if not changed and not turn.unlisted:
+    failed = turn.run.binds_parked and isinstance(state.reply, m.CompletionFailed)
+    if not changed and (failed or not turn.unlisted):
         return _go_on(replace(turn, relisted=False), state.reply, (_verified(turn),))
     match state.reply:
         case m.CompletionReceived(tool_calls=calls) if all(
@@ -269,7 +272,10 @@ def _when_verified(state: s.Presuming) -> Transition:
         case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *listed)}):
             # Wait for the reply, which can be used if it calls only unchanged tools.
             return state, ()
-        case _:
+        case reply:
+            if not changed and turn.run.binds_parked and isinstance(reply, m.CompletionReceived):
+                others = (call for call in reply.tool_calls if not _is_kept(call, state.offered, turn))
+                changed = tuple(dict.fromkeys(turn.meant(call).name for call in others))
             names = ", ".join(changed[:_NAMED])
             more = f" and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
             drop = _drop(turn, f"not as presumed: {names}{more}")

@@ -302,15 +302,21 @@ def park(state: s.AwaitingApproval, event: m.ApprovalPostponed) -> Transition:
 
 def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = None) -> m.TurnParked:
     """Return the `TurnParked` with all that a later process needs to ask the questions again and go on."""
-    reply = state.reply
+    reply, questions = state.reply, _questions(state.turn, state.reply)
+    definitions = tool_calls.definitions_of(reply.calls.values(), state.turn.callable, state.turn.unlisted)
+    if state.turn.resuming is not None and state.turn.run.binds_parked:
+        # Only the tools in the questions are decided on as they are now; the others, as they were before.
+        asked = {question.name for question in questions}
+        earlier = state.turn.resuming.parked.definitions
+        definitions |= {name: digest for name, digest in earlier.items() if name not in asked}
     return replace(
         progress(state.turn),
-        questions=_questions(state.turn, reply),
+        questions=questions,
         calls=tuple(reply.calls.values()),
         settled=reply.earlier,
         expires_at=expires_at,
         used={**reply.used_before},
-        definitions=tool_calls.definitions_of(reply.calls.values(), state.turn.callable, state.turn.unlisted),
+        definitions=definitions,
         untold=answers_at_end(
             state.turn, reply.calls, reply.earlier, reply.calls.keys() - state.turn.open_tasks.keys()
         ),

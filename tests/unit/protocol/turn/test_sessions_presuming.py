@@ -206,6 +206,16 @@ def test_a_failed_completion_is_asked_again_if_the_tools_were_others() -> None:
     assert reason(walk) == "not as presumed: b.look"
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failed_completion_is_final_if_the_listed_tools_stand_unless_the_trace_is_old(late: bool) -> None:
+    serving = replace(opened("b"), serves_unlisted=True)
+    rest = (opened("a"), llm_failed()) if late else (llm_failed(), opened("a"))
+    walk = Walk(replace(BEGIN, binds_parked=True), serving, PRESUMED, *rest)
+    assert isinstance(walk.state.end.failure, LlmFailure)
+    assert out(walk) == "ToolsVerified CloseSession CloseSession"
+    assert reason(Walk(BEGIN, serving, PRESUMED, *rest)) == "not as presumed: "
+
+
 def test_what_a_failed_completion_has_cost_is_counted_once() -> None:
     paid = replace(llm_failed(), usage=USAGE)
     went_on = Walk(*EARLY, paid, opened("a"), opened("b"))
@@ -301,7 +311,11 @@ def test_names_that_two_servers_list_are_noted_again_if_the_list_has_changed() -
 def test_a_server_that_serves_more_than_it_lists_is_judged_by_the_calls() -> None:
     serving = replace(opened("b"), serves_unlisted=True)
     assert out(Walk(*EARLY, calls("a.think"), opened("a"), serving)) == "ToolsVerified CallTools"
-    assert reason(Walk(*EARLY, calls("b.sing"), opened("a"), serving)).startswith("not as presumed")
+    for new, named in ((True, "b.sing"), (False, "")):  # `False`: in an old trace
+        walk = Walk(
+            replace(BEGIN, binds_parked=new), PRESUMED, calls("b.sing", "b.sing"), opened("a"), serving
+        )
+        assert reason(walk) == f"not as presumed: {named}"
 
 
 def test_a_resumed_turn_presumes_only_if_it_asks_first() -> None:

@@ -13,6 +13,7 @@ from turns import (
     changed,
     closed,
     died,
+    disabled,
     opened,
     returned,
     run,
@@ -406,6 +407,49 @@ def test_a_call_that_nobody_is_asked_about_is_not_made_in_a_resumed_turn_if_its_
     walk.send(returned(1), returned(3, batch=2))
     assert [call_id for call_id, _ in sent(walk)] == ["c1", "c3"]
     assert told(walk)["c2"] == f'{{"error":"Tool call failed: {NOT_AS_DECIDED}","content":null}}'
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_call_of_a_tool_that_has_changed_is_not_made_after_another_parking_unless_the_trace_is_old(
+    bound: bool, killed: bool
+) -> None:
+    other = replace(tool("a.think"), description="Think, and tell everybody.")
+    listed = SessionOpened(server=other.server, tools=(tool("a.look"), other))
+    begun = under(ASK, binds_parked=bound, resumed=Resumption(parked=parked("a.look", "a.think")))
+    walk = Walk(begun, listed, opened("b"))
+    where = where_of(walk.state)
+    if not killed:
+        where = Resumption(parked=walk.send(ApprovalPostponed(), closed("a"), closed("b")).end)
+    (look,) = where.parked.questions
+    where = replace(where, decisions=(look.approve(),))
+    again = Walk(replace(begun, resumed=where), listed, opened("b"))
+    assert [call_id for call_id, _ in sent(again)] == (["c1"] if bound else ["c1", "c2"])
+    assert [note.call_id for note in again.of(ToolRejected)] == (["c2"] if bound else [])
+
+
+def test_a_tool_that_was_asked_about_again_counts_as_it_was_then_if_the_policy_allows_it_by_now() -> None:
+    listed = changed_opening("a.look")
+    begun = under(ASK, binds_parked=True, resumed=Resumption(parked=parked("a.look")))
+    end = Walk(begun, listed, opened("b"), ApprovalPostponed(), closed("a"), closed("b")).end
+    (look,) = end.questions
+    where = Resumption(parked=end, decisions=(look.approve(),))
+    again = Walk(under(binds_parked=True, resumed=where), listed, opened("b"))
+    assert [call_id for call_id, _ in sent(again)] == ["c1"]
+
+
+@pytest.mark.parametrize("bound", [True, False])
+def test_a_resumed_turn_is_degraded_only_by_servers_that_fail_again_unless_the_trace_is_old(
+    bound: bool,
+) -> None:
+    walk = Walk(under(ASK), opened("a"), disabled("b", "gone"), calls("a.look"))
+    end = walk.send(ApprovalPostponed(), closed("a")).end
+    begun = under(ASK, binds_parked=bound, resumed=Resumption(parked=end))
+    before = "no tools from 'b': gone"
+    assert Walk(begun, opened("a"), opened("b")).state.turn.degraded == ("" if bound else before)
+    failed = "no tools from 'b': it ended"
+    twice = Walk(begun, opened("a"), disabled("b")).state.turn.degraded
+    assert twice == (failed if bound else f"{before}; {failed}")
 
 
 def test_a_killed_turn_remembers_the_definitions_that_its_calls_were_made_for() -> None:
