@@ -63,13 +63,20 @@ def open_regular(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError as error:
-        raise OSError(errno.EINVAL, "its name has a NUL character in it") from error
+        raise OSError(errno.EINVAL, _unusable(error)) from error
     try:
         require_regular(descriptor)
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _unusable(error: ValueError) -> str:
+    """Return why no file can have a name, from the error that the name has caused."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"its name has a character that {error.encoding} cannot encode: {error.object[error.start]!a}"
+    return "its name has a NUL character in it"
 
 
 def require_regular(descriptor: int) -> None:
@@ -216,9 +223,7 @@ class LineFile:
                     os.fchmod(self._fd, 0o600)
         except ValueError as error:
             name = str(path).replace("\0", "\\0")
-            raise TraceError(
-                f"Cannot write the {what} {name}: its name has a NUL character in it."
-            ) from error
+            raise TraceError(f"Cannot write the {what} {name}: {_unusable(error)}.") from error
 
     @property
     def size(self) -> int:

@@ -46,7 +46,10 @@ def test_what_is_no_regular_file_is_refused_at_once(
         assert refused.value.strerror
 
 
-@pytest.mark.parametrize(("name", "why"), [("a\0b", "NUL"), ("a" * 5000, "name too long")])
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("a\0b", "NUL"), ("\ud800.png", r"utf-8 cannot encode: '\\ud800'$"), ("a" * 5000, "name too long")],
+)
 def test_a_name_that_no_file_can_have_is_an_os_error(name: str, why: str) -> None:
     with pytest.raises(OSError, match=f"(?i){why}"):
         open_regular(Path(name))

@@ -106,6 +106,9 @@ def test_only_a_regular_file_is_made_private(tmp_path: Path) -> None:
     assert modes == {"file": 0o600, "pipe": 0o644}, "what else a path leads to, a device say, is others' too"
 
 
-def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"Cannot write the trace file .*its name has a NUL character"):
-        LineFile(tmp_path / "a\0b", "trace file")
+@pytest.mark.parametrize(
+    ("name", "why"), [("a\0b", "a NUL character in it"), ("\ud800", r"a character that utf-8 cannot encode")]
+)
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(TraceError, match=rf"Cannot write the trace file .*: its name has {why}"):
+        LineFile(tmp_path / name, "trace file")
