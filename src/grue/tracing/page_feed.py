@@ -32,7 +32,7 @@ class Passage(Struct, frozen=True, kw_only=True, array_like=True):
     """A passage of the story; `viewer_page/trace.js` takes the fields in this order."""
 
     # A `reply` is a request with its reply, a `call` a tool call with its result. `text`: for a `fact`, its
-    # headline; for a `prompt`, `resumed`, or `shown` if it contains a text of a fact recorded since the
+    # headline; for a `prompt`, `resumed`, or `shown` if it contains the longest text of a fact since the
     # prompt before; for an `end`, `same` if the answer is the last reply's text.
 
     turn: int

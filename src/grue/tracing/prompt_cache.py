@@ -404,7 +404,7 @@ class CachedPrompts:
 
 
 def _blame(talk: _Prompted, place: _Place) -> None:
-    """Add the envelope at `place` to `blame` if it has changed the part of the talk in the last prompt."""
+    """Add `place` to `blame` if the encoded messages do not begin with those of the last prompt any more."""
     last = talk.last
     if last is not None:
         messages = last.whole[sum(last.parts) :]
@@ -548,7 +548,7 @@ class _PromptPair(Struct, frozen=True):
             tool, how = old[at], "is not offered any more"
         elif at < min(len(old), len(new)) and old[at].name == new[at].name:
             tool, how = new[at], _how_changed(old[at], new[at])
-        else:  # the order differs, in a damaged trace perhaps because a request has a tool twice
+        else:  # another order or, in a damaged trace, a request that has a tool twice
             tool, how = (new[at:] or old[at:])[0], "is offered in another order"
         return f"the tool {_name(tool)}", self._listing(tool, f"{_name(tool)} {how}")
 

@@ -436,7 +436,8 @@ class _Session:
             order = self._attempt(order, cause)
         recorded = self._sent[0].body if self._sent else None
         if isinstance(order, m.McpDisabled) and isinstance(recorded, m.McpDisabled):
-            # Take these two fields as recorded: old traces lack them, and `retry_s` depends on the clock.
+            # Take these two fields as recorded: old traces lack them, and `retry_s` depends on the number of
+            # earlier failures, which is not known here.
             order = replace(order, last_words=recorded.last_words, retry_s=recorded.retry_s)
         if isinstance(order, m.McpDisabled | m.StartupFailed):
             self._expect(order, cause)
@@ -540,7 +541,7 @@ class TurnReplay(Struct, frozen=True, kw_only=True):
     turn: int
     compared: int
     end: ReplayEnd
-    resumed: bool = False  # `True`: only of the turn's part after it was parked or its process killed
+    resumed: bool = False  # `True`: only the part after a parking, or a kill of the process, was replayed
     divergence: Divergence | None = None
 
 
@@ -549,7 +550,7 @@ def replay(
 ) -> Iterator[TurnReplay]:
     """Replay a trace turn by turn, or only turns with the number `turn`; may raise `TraceError`."""
     connections = Connections()
-    # The process may have been killed in the trace's last turn, or in the last turn before a resumption.
+    # Besides a `cut_off` turn, the last one, and the last before a resumption, may end with a killed process.
     for turn_slice, following in pairwise(chain(split_turns(envelopes), (None,))):
         assert turn_slice is not None, "only the last `following` is `None`"
         connections.begin(turn_slice)

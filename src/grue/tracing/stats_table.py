@@ -68,7 +68,7 @@ def summary(stats: EpisodeStats, width: int | None = None) -> tuple[str, ...]:
         "lost with the server": sum(tool.lost for tool in stats.tools),
     }
     calls = sum(tool.calls for tool in stats.tools)
-    # The turn of a call without a result ended before the call, or still runs.
+    # Calls that were interrupted, or that still run.
     settled["without a result"] = max(0, calls - sum(settled.values()))
     unsent = {
         "skipped": sum(tool.skipped for tool in stats.tools),

@@ -1,4 +1,4 @@
-"""The run folder of an episode: its trace, its two logs and, if the host writes it, its result.
+"""The run folder of an episode: its trace, its two logs and what the host adds, such as the result.
 
 `events.jsonl` is for programs, one JSON object a line; `episode.log` is for people.
 """
@@ -49,9 +49,9 @@ class RunFolder(Closing):
 
     Raises:
         MCPConfigError: `path` cannot be a path.
-        TraceError: The folder or a file in it cannot be written, or another process writes the trace. Without
-            `resume`: there is a trace already. With `resume`: there is no trace of this episode, or it is
-            damaged or has another format.
+        TraceError: The folder or a file in it cannot be written, or another process or runner writes the
+            trace. Without `resume`: there is a trace already. With `resume`: there is no trace of this
+            episode, or it is damaged or has another format.
     """
 
     def __init__(
@@ -116,15 +116,15 @@ class RunFolder(Closing):
     def write_result(self, result: object) -> None:
         """Write `result.json` atomically, or raise `TraceError`.
 
-        Placeholders replace secrets in texts and in numbers. If a field that has to be a number contains a
-        secret, no number is replaced in the whole result.
+        Placeholders replace secrets in texts and in numbers. If the result's type does not accept the text of
+        a placeholder in place of a number, no number in the whole result is replaced.
         """
         target = self.path / RESULT_FILE
         _, encoded = self._recorder.encoded(result)
         shown = self._recorder.redacted(encoded, numbers=True)
         try:
             msgspec.json.decode(shown, type=type(result))
-        except (msgspec.ValidationError, TypeError):  # a field needs the number that was redacted
+        except (msgspec.ValidationError, TypeError):  # a field needs the number, or msgspec cannot decode it
             shown = self._recorder.redacted(encoded)
         text = msgspec.json.format(shown, indent=2)
         with os_errors_as(TraceError, f"write {target}"):
@@ -261,7 +261,7 @@ class EpisodeLog(_Log):
                 return [_line(event.level.upper(), event, event.message)]
 
     def _skipped(self, event: Event) -> list[str]:
-        """Return a line for the first skipped call of an iteration, and no line for a later one."""
+        """Return a line, but none if the call skipped before was of the same iteration."""
         batch = (event.turn, event.fields["iteration"])
         if batch == self._skipping:
             return []

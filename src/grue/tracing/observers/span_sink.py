@@ -12,8 +12,8 @@ from grue.protocol.tools.names import openai_call
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing.observers.spans import AsSent, SpanClosed, SpanFeed, SpanId, SpanNoted, SpanOpened
 
-CONTENT_LIMIT = 20_000  # the most characters of one message, of a call's arguments or of an output
-# The most characters of a request's earlier messages. Older system texts are kept, too, and not counted.
+CONTENT_LIMIT = 20_000  # the most characters of one text, of a call's arguments or of an output
+# The most characters of a request's earlier messages. Beyond it, only system texts are shown.
 HISTORY_LIMIT = 200_000
 DETAIL_LIMIT = 1_000  # most characters of a verdict's detail, or of a tool's description
 
@@ -105,9 +105,9 @@ def json_text(value: object) -> str:
 def shown_history(
     sent: AsSent, *, whole: bool
 ) -> tuple[tuple[m.ConversationItem | m.AssistantReply, ...], int]:
-    """Return the part of a conversation that a generation's span shows, and how many messages it lacks."""
-    # The part is the new messages and, if `whole`, all earlier system texts and as many of the latest other
-    # messages as fit into `HISTORY_LIMIT` characters.
+    """Return the messages of `sent` that a generation's span shows, and how many it does not show."""
+    # It shows the new messages and, if `whole`, as many of the latest earlier messages as fit into
+    # `HISTORY_LIMIT` characters, and all system texts before these.
     earlier, new = sent.said[: len(sent.said) - sent.fresh], sent.said[len(sent.said) - sent.fresh :]
     if not whole:
         return new, len(earlier)

@@ -233,7 +233,7 @@ class SpanOpened(Struct, frozen=True, kw_only=True):
     turn: int
     subject: Subject
     conversation: str = ""  # id of the conversation that the turn continues; else the episode's id
-    asks: m.ModelAsked | None = None  # the model that the turn asks; `None` for an episode
+    asks: m.ModelAsked | None = None  # the model; outside turns, the last one known; `None`: for an episode
 
 
 class SpanNoted(Struct, frozen=True, kw_only=True):

@@ -126,7 +126,7 @@ class BatchDesk:
                 return self._folder.keep(replace(record, state="sent", batch_id=made.id))
             fault = answer if isinstance(answer, Fault) else answer.fault
             if isinstance(answer, Answered) and _is_final(answer.status, fault):
-                self._folder.forget(record)  # nothing of the file was accepted, so it can be sent again later
+                self._folder.forget(record)  # no batch was made of the file, so it can be sent again later
                 raise BatchRefused(self._endpoint.describe(fault))
             await patience.after(fault)
             unsure = True

@@ -96,7 +96,7 @@ _LIST_TIMEOUT_S = 5.0  # short, because a turn can do without the list of models
 _FILE_TIMEOUT_S = 3600.0
 
 _HIDDEN = "[redacted]"
-MIN_SECRET = 8  # characters of the shortest secret that is redacted; a shorter one may be a placeholder
+MIN_SECRET = 8  # characters of the shortest secret that is redacted; a shorter key may be a dummy
 # Fields of `extra_body` for which OpenTelemetry spans have attributes.
 _FURTHER_SAMPLING = ("seed", "frequency_penalty", "presence_penalty", "n", "service_tier")
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
@@ -122,7 +122,7 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
         then: The models that are asked, in this order, if after all retries this model's endpoint cannot be
             reached, answers with a status such as 429 or most 5xx, does not answer in time, or sends a reply
             that breaks off or is damaged; or if tools are offered, and this model takes none. Their own
-            `then` must be empty.
+            `then` must be empty. After such a failure, a model is asked last for some time.
 
     Source: R12.4
     """
@@ -215,7 +215,7 @@ class ReplyRoom(Protocol):
     """Stores requests for a batch, which a provider answers hours later, and returns the replies."""
 
     async def reply_to(self, endpoint: LlmEndpoint, body: bytes, request: int) -> http.Answered | Fault:
-        """Return the reply, or store the request and raise `RequestPostponed`.
+        """Return the reply or the error; before it comes, store the request and raise `RequestPostponed`.
 
         If the budget refuses the request, it is not stored: return a fault, or raise `RequestPostponed`.
         """
