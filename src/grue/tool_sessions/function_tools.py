@@ -510,7 +510,8 @@ def tool(
 
     Args:
         function: A plain function, a coroutine function, or a method in its class.
-        name: The tool's bare name; `None`: the function's name.
+        name: The tool's bare name; `None`: the function's name. In a dictionary of functions, the key is the
+            name.
         description: What the model reads; `None`: the docstring up to its first section.
         timeout_s: Time limit of a call in seconds, unless the turn's is smaller; `None`: the turn's.
         annotations: What the tool does, such as `ToolAnnotations(read_only=True)`. A tool policy trusts these
@@ -623,7 +624,7 @@ class FunctionConnection:
         self._boxed = False
 
     def runs_in(self, box: str, *, enforced: bool) -> None:
-        """Declare that the functions only start programs in a box, which `box` describes in words."""
+        """Declare that all that the functions do is start programs in a box. `box` describes it in words."""
         self.status = ConnectionStatus(box=box)
         self._boxed = enforced
 

@@ -56,7 +56,7 @@ class PydanticParameter:
             raise TypeError(" ".join(str(error).split())) from error
 
     def default(self) -> Any:
-        """Return the default for one call: a copy if the function may modify it."""
+        """Return the default for one call: a copy if it is unhashable, as a list is, and can be copied."""
         if isinstance(self._default, FieldInfo):
             return self._default.get_default(call_default_factory=True, validated_data={})
         return copy.deepcopy(self._default) if is_mutable(self._default) else self._default

@@ -26,21 +26,21 @@ class _Span(NamedTuple):
 
 
 class Redactor:
-    """Replaces secrets by placeholders with their names. `environments`: variables or headers by name."""
+    """Replaces the secrets in `environments` (variables or headers) by placeholders with their names."""
 
     def __init__(self, *environments: Mapping[str, str]) -> None:
         self._redaction = Redaction(secrets_in(*environments))
 
     def text(self, text: str) -> str:
-        """Return `text` with secrets and the passwords in its URLs replaced."""
+        """Return `text` with these secrets, and the passwords in its URLs, replaced."""
         return _URL_PASSWORD.sub(r"\1[redacted:password]", self._redaction.redact_text(text))
 
     def command_line(self, command: str, args: Sequence[str]) -> str:
-        """Return the command as a shell command line, with secrets replaced."""
+        """Return the command as a shell command line, redacted as by `words`."""
         return shlex.join(self.words(command, args))
 
     def words(self, command: str, args: Sequence[str]) -> list[str]:
-        """Return the command and its arguments, with secrets replaced."""
+        """Return the words, redacted as by `text`; in arguments, also replace what looks like a secret."""
         shown = [self.text(command)]
         for before, arg in zip(("", *args), args, strict=False):
             parts, at = [], 0

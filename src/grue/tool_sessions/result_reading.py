@@ -181,7 +181,7 @@ def _start_of(text: str, line: int) -> int:
 
 def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str | None]]:
     """Yield each line in pieces: line number, offset in the line, and text. Skip blocks that fail `quick`."""
-    # The text of a skipped block is `None`, so that the caller can look at the clock: `quick` may take tens
+    # For each skipped block yield the text `None`, so that the caller can stop in time: `quick` may take tens
     # of milliseconds. A block that passes is tested again in smaller blocks, so that fewer lines are yielded.
     at, line, size = 0, 1, _BLOCK
     while at < len(text):
@@ -231,12 +231,12 @@ def _compiled(pattern: str) -> _Test | None:
 
 
 def _around(piece: str, test: _Test) -> str:
-    """Return `piece`. If it is long, return only the part around the end of the first match of `test`."""
+    """Return `piece`. If it is long, return only the part around the end of its shortest first match."""
     if len(piece) <= _SHOWN_OF_LINE:
         return piece
     low, high = 1, len(piece)
-    # Find the shortest prefix with a match. Its end is the end of the first match, unless the pattern tests
-    # what follows, as `$` and `\b` do.
+    # Find the shortest prefix with a match: there a match ends, unless the pattern tests what follows, as `$`
+    # and `\b` do.
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if test(piece[:middle]) else (middle + 1, high)

@@ -186,7 +186,7 @@ class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True, 
 
 
 class _Allowed(Struct, frozen=True):
-    """An entry of the allow-list. `program` is an absolute path: later changes of PATH have no effect."""
+    """An entry of the allow-list in one session. Later changes of PATH do not affect `program`."""
 
     words: tuple[str, ...]
     program: str

@@ -78,8 +78,9 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 def parted(changed: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
     """Split changed settings, such as `budget.requests`, into those of `FailurePolicy` and `TurnLimits`."""
-    # Raises `ValueError` for an unknown field (not for an unknown part), for a field that is set as a whole
-    # after one of its parts, and for a part of a field that has been set to something other than a mapping.
+    # Raises `ValueError` for an unknown field, for a part of a field of `FailurePolicy`, for a field that is
+    # set as a whole after one of its parts, and for a part of a field that has been set to something other
+    # than a mapping. Does not check the names of parts.
     policy: dict[str, object] = {}
     limits: dict[str, Any] = {}
     for name, value in changed.items():

@@ -67,8 +67,8 @@ class LiveFeed:
     def answer(self, first: int) -> bytes:
         """Return JSON with `pieces` from number `first` on, and the number of the `next` piece to ask for."""
         # The JSON also has `over`: `True` if no piece is left, and the episode has ended.
-        # `error`: why no piece will follow; empty while one may. Raises `ValueError` if `first` is negative,
-        # or more than the number of pieces.
+        # `error`: why the trace is not followed any more; empty while it is. Raises `ValueError` if `first` is
+        # negative, or more than the number of pieces.
         with self._lock:
             ends = self._ends
             if not 0 <= first <= len(ends):

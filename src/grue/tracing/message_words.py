@@ -1,9 +1,9 @@
 """The words in which each kind of message is shown to people.
 
-If a template and no more is needed, it stands in the message's class (`Message.words`). Any other kind has a
-row in the table here, with a line of text. Some rows also have a `SpanNote`, or log lines
-(`observers/events.py` makes those that depend on several messages). All facts share one row, because the
-methods of a fact return its words. A kind with neither a template nor a row is shown by its fields.
+If a kind needs no more than a template, its class has it (`Message.words`). A kind that needs more has a row
+in the table here. Some rows also have a `SpanNote`, or log lines (`observers/events.py` makes those that
+depend on several messages). All facts share one row, because the methods of a fact return its words. A kind
+with neither a template nor a row is shown by its fields.
 
 Source: R7.1-3, P31
 """

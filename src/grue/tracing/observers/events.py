@@ -232,7 +232,7 @@ class EventFeed:
             self._drifted.add(body)
         if isinstance(body, m.RunTurn):
             self._latest = self._running[envelope.turn] = _TurnLines(self._attempts, body)
-        # Messages outside turns, such as the host's own calls, belong to the turn that began last.
+        # Messages outside turns, such as the host's own calls, go to the `_TurnLines` of the latest turn.
         of_turn = self._running.get(envelope.turn, self._latest)
         if isinstance(body, m.TurnEnd):
             self._running.pop(envelope.turn, None)
@@ -256,6 +256,8 @@ _RESERVED = {*vars(logging.makeLogRecord({})), "message", "asctime"}  # names re
 
 class LoggerObserver:
     """An observer that logs each event. The log record has the event's labels as attributes.
+
+    If `logging` reserves a label's name, such as `name`, the attribute ends in `_`.
 
     Args:
         logger: A logger, or any object with a logger's methods `info`, `warning` and `error`.

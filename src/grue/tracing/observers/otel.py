@@ -62,7 +62,8 @@ class OtelObserver(Outbox):
             in grue's trace. `False`: they are not sent. Descriptions of tools, and the episode's labels, are
             sent in any case. The episode's title is left out only with `False`, and only if it quotes the
             task, as in the skill agent.
-        session_id: The conversation's id, if neither the turn nor the host gives one; `None`: no id is sent.
+        session_id: The conversation's id, if neither the turn nor the host gives one. If this is `None` too,
+            no id is sent.
         agent_name: The agent's name: the span of each of its turns is called `invoke_agent NAME`.
         agent_description: What the agent does, in a sentence.
         agent_version: The agent's version, to tell the spans of two versions apart.
