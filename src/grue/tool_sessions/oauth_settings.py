@@ -47,8 +47,8 @@ class OAuth(Struct, metaclass=ByName, frozen=True, kw_only=True):
         secret_method: How the client's secret is sent to the authorization server.
         issuer: The authorization server that the credentials belong to. They are sent to no other server.
             `None`: they are sent to the one that the MCP server names.
-        scope: The scopes to ask for, separated by spaces; `None`: the scopes that the server asks for, but with
-            `identity_assertion` none at first.
+        scope: The scopes to ask for, separated by spaces. `None`: the scopes that the server asks for; with
+            `identity_assertion`, none at first.
         client_metadata_url: An https URL with the client's metadata. The URL is the client's id, if the
             authorization server accepts such documents.
         redirect_port: The port of the loopback address to which the browser returns; 0: any free port.

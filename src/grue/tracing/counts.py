@@ -166,7 +166,7 @@ class EpisodeTally:
         self._own = OwnMessages()
         self._sampled: list[m.Usage] = []  # see `usage_in`
         # By number of a `RequestCompletion`: its retries and cut replies. `_noted`: how many were counted.
-        # `_again`: how many are skipped when the trace records them again, after a wait for a batch.
+        # `_again`: how many are skipped when the trace records them again, after a `CompletionPostponed`.
         self._noted: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
         self._again: defaultdict[int | None, Counter[str]] = defaultdict(Counter)
 

@@ -136,9 +136,10 @@ def _aligned(
 
 
 def _taken(one: TurnSlice | None, ahead: deque[TurnSlice], right: Iterator[TurnSlice]) -> TurnSlice:
-    """Take the partner of `one`: a turn with its number among the next ones of the run, else the next turn.
+    """Take the partner of `one`: a turn with its number among the next `_MOST_AHEAD`, else the next turn.
 
-    The turns of a `Runner.map` may begin in another order than that of their numbers.
+    The turns of a `Runner.map` may begin in another order than that of their numbers. Do not look beyond a
+    turn at which the host runs turns again.
     """
     place, ahead[0].again = 0, False
     while one is not None and ahead[place].turn != one.turn:

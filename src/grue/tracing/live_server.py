@@ -47,8 +47,8 @@ class LiveFeed:
         self._images = ImageTable(self._image_spool)
         self._feed = PageFeed(self._images)
         self._ends: list[int] = []
-        self._ended = False  # whether the episode has ended with the messages that were read
-        self._over = False  # whether the episode has ended with the last piece in the temporary file
+        self._ended = False  # whether the episode has ended, by the messages read so far
+        self._over = False  # whether it has ended, by the pieces in the temporary file
         self._error = ""
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -67,8 +67,8 @@ class LiveFeed:
     def answer(self, first: int) -> bytes:
         """Return JSON with `pieces` from number `first` on, and the number of the `next` piece to ask for."""
         # The JSON also has `over`: `True` if no piece is left, and the episode has ended.
-        # `error`: why the trace is not followed any more; empty while it is. Raises `ValueError` if `first` is
-        # negative, or more than the number of pieces.
+        # `error`: why the trace is not followed any more; empty while it is. Raises `ValueError` if `first`
+        # is negative, or more than the number of pieces.
         with self._lock:
             ends = self._ends
             if not 0 <= first <= len(ends):
