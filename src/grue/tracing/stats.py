@@ -155,7 +155,7 @@ class ModelStats(Struct, frozen=True, kw_only=True):
 class ToolStats(Struct, frozen=True, kw_only=True):
     """The calls of one tool."""
 
-    tool: str  # the name with the server's, such as `files.read`
+    tool: str  # the name with the server's, such as `files.read`; the model may have invented it
     calls: int = 0  # how many were sent to the server; the next four fields count their ends
     returned: int = 0
     errors: int = 0

@@ -48,7 +48,7 @@ class CallRow(Struct, kw_only=True):
     iteration: int  # number of the reply, among those with calls
     call_id: str
     tool: str  # the name, such as `files.read`; the model may have invented it
-    arguments: str  # the text that the model wrote
+    arguments: str  # the text that the model wrote; of a call through `call_tool`: its `arguments`
     changed_arguments: m.JsonObject | None = None  # the arguments sent instead, because a person changed them
     settlement: str  # how the call ended, such as `returned` or `timed_out`
     is_error: bool
@@ -63,7 +63,7 @@ class RequestRow(Struct, kw_only=True):
     episode: str
     turn: int
     message: int  # number of the `RequestCompletion` in the trace
-    request: int  # number of the request in the turn
+    request: int  # number of the request in the turn; sampling requests are numbered apart
     conversation: str
     asked_by: str  # `agent`, or a server (sampling)
     final: bool  # whether the request offers no tools

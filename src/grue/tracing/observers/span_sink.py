@@ -1,4 +1,4 @@
-"""The base class of span exporters, and the format in which they send content."""
+"""The base class of span exporters, and functions that cut and format the content that they send."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
