@@ -603,7 +603,7 @@ class FunctionTools(HostTools):
         note: Note | None = None,
     ) -> FunctionConnection:
         """Make the connection for one session. Its `refresh_tools` awaits `before_calls`."""
-        del registry  # functions start no process that the runner could kill
+        del registry  # functions that start processes, as those of `ShellTool` do, already have it
         return FunctionConnection(self, server, before_calls, note)
 
 

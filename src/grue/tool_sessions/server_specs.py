@@ -311,7 +311,7 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
     """A server that is reached by URL. Its `repr` hides the headers, and what may be secret in the URL.
 
     Attributes:
-        url: A URL that begins with `http://` or `https://`; it is not changed.
+        url: A URL that begins with `http://` or `https://`. grue uses it as it is written.
         name: By default the host in the URL. In a dictionary of servers, the key is the name.
         transport: `http` is Streamable HTTP; `sse` is the older transport. `auto` tries Streamable HTTP
             first, and then, if the address refuses it, SSE.

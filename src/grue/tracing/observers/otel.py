@@ -1,8 +1,9 @@
 """OpenTelemetry: an episode as spans with the names of the GenAI and MCP conventions (docs/guides/spans.md).
 
-A call of an MCP tool tells the server the ids of the OpenTelemetry trace and of the call's span
-(`traceparent` and `tracestate` in `_meta`, written by the MCP SDK), so that the server's own spans are in the
-same tree. The call's span is created only later, in another thread, so `_Ids` chooses both ids beforehand.
+If the tracer is of OpenTelemetry's SDK, a call of an MCP tool tells the server the ids of the OpenTelemetry
+trace and of the call's span (`traceparent` and `tracestate` in `_meta`, written by the MCP SDK), so that the
+server's own spans are in the same tree. The call's span is created only later, in another thread, so `_Ids`
+chooses both ids beforehand.
 """
 
 import contextlib
