@@ -305,6 +305,22 @@ async def test_what_follows_the_end_of_a_reply_is_not_waited_for(then: str) -> N
     assert reply.content == "look"
 
 
+@pytest.mark.parametrize("pings", [True, False])
+async def test_a_whole_reply_whose_stream_never_ends_is_used_within_the_time_limit(pings: bool) -> None:
+    async def endless(stream: SocketStream) -> None:
+        await stream.send(head("text/event-stream"))
+        await stream.send(LOOK)
+        while pings:
+            await stream.send(b": ping\n\n")
+            await anyio.sleep(0.05)
+        await stream.receive()
+
+    async with raw_server(endless) as base_url:
+        reply, _ = await asked(base_url, retry=RetryPolicy(max_retries=0, timeout_s=1.0))
+    assert isinstance(reply, CompletionReceived), reply
+    assert reply.content == "look"
+
+
 async def test_what_comes_together_is_one_note_and_the_rest_is_read_for_the_connections_sake() -> None:
     ended = anyio.Event()
 

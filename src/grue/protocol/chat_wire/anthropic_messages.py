@@ -164,8 +164,10 @@ class AnthropicAssembler:
     def _settle(self, said: m.JsonObject) -> None:
         self._expect_message("ends the message")
         delta = server_events.intact(w.as_object(said.get("delta")), _DELTA)
-        counted = {name: n for name, n in w.as_object(said.get("usage")).items() if n is not None}
-        usage = w.as_object(self._message.get("usage")) | counted
+        begun = w.as_object(self._message.get("usage"))
+        # Some endpoints repeat the counts of the message's start as `null` or 0.
+        counted = {name: n for name, n in w.as_object(said.get("usage")).items() if n or name not in begun}
+        usage = begun | counted
         self.held += w.weight(said)
         self._message |= {**{name: delta[name] for name in _KEPT if name in delta}, "usage": usage}
         if self._message.get("stop_reason") and self._open:

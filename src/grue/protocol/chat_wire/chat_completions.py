@@ -234,7 +234,10 @@ class _Call(Struct):
         return self.whole is not None or strict_object(self.written) is not None
 
     def as_json(self) -> m.JsonObject:
-        arguments = self.written if self.whole is None else self.whole
+        arguments: object = self.written
+        # Some gateways begin a call with the arguments `{}`, and then send their text in pieces.
+        if self.whole or (self.whole is not None and not self.written.strip()):
+            arguments = self.whole
         function: m.JsonObject = {"name": self.name, "arguments": arguments}
         call: m.JsonObject = {"index": self.index, "id": self.id, "type": "function", "function": function}
         return call | ({"extra_content": self.extra} if self.extra else {})

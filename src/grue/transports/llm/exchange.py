@@ -405,6 +405,7 @@ _REFUSAL_TIMEOUT_S = 10.0
 _UPLOADED_BYTES = 256 * 2**10
 _CLOSE_TIMEOUT_S = 1.0
 _USE_UP_TIMEOUT_S = 0.1
+_MOST_AFTER_WHOLE_S = 5.0  # how long to wait for token counts and the end mark once a reply is complete
 _COST_HEADER = "x-litellm-response-cost"
 
 
@@ -528,8 +529,9 @@ async def _received(
     named = reply.headers.get("content-type", "").strip().lower().startswith("text/event-stream")
     incoming = _Incoming(streamed, named=named)
     chunks = decompressed(reply)
+    idle_s = patience.idle_timeout_s if named and incoming.streamed else None
     try:
-        await _take_all(incoming, chunks, patience.idle_timeout_s if named and incoming.streamed else None)
+        await _take_all(incoming, chunks, idle_s, begun + patience.timeout_s)
         body = await incoming.body()
     except (EncodingError, OversizedStream, DamagedStream) as error:
         return _unreadable(error, reply.status)
@@ -560,14 +562,22 @@ async def refusal(reply: HttpReply) -> Answered:
     return _answered(reply, bytes(body))
 
 
-async def _take_all(incoming: _Incoming, chunks: AsyncIterator[bytes], idle_s: float | None) -> None:
+async def _take_all(
+    incoming: _Incoming, chunks: AsyncIterator[bytes], idle_s: float | None, limit: float
+) -> None:
+    until = math.inf
     try:
         while not incoming.finished:
-            following = anext(chunks, None)
-            chunk = await _within(idle_s, following, "the stream paused for more than", "idle_timeout_s")
+            chunk, following = None, anext(chunks, None)
+            with anyio.CancelScope(deadline=until):
+                chunk = await _within(idle_s, following, "the stream paused for more than", "idle_timeout_s")
             if chunk is None:
                 return
             await incoming.take(chunk)
+            if incoming.whole and until == math.inf:
+                # Some endpoints never end a stream. Stop early enough to use the reply within `limit`.
+                now = anyio.current_time()
+                until = now + min(_MOST_AFTER_WHOLE_S, (limit - now) / 2)
     except (ExchangeError, _TooSlow):
         if not incoming.whole:
             raise

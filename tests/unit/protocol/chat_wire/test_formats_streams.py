@@ -189,6 +189,17 @@ def calls_of(*pieces: object) -> list[tuple[str, str, str]]:
         ),
         ([piece({"a": 1}, index=0, id="a", name="s.t")], [("a", "s.t", '{"a":1}')]),
         ([piece(None, index=0, id="a", name="s.t")], [("a", "s.t", "{}")]),
+        ([piece({}, index=0, id="a", name="s.t")], [("a", "s.t", "{}")]),
+        (  # a gateway that converts Anthropic's events begins each call with an empty object
+            [
+                piece({}, index=0, id="a", name="s.t"),
+                piece('{"a"', index=0),
+                piece(":1}", index=0),
+                piece({}, index=1, id="b", name="s.u"),
+                piece("", index=1),
+            ],
+            [("a", "s.t", '{"a":1}'), ("b", "s.u", "{}")],
+        ),
         ([{"index": 0, "id": "a", "function": {"name": ""}}], [("a", "unnamed", "{}")]),
         (  # the numbers begin above 0 where a gateway counts the text
             [piece("{}", index=1, id="a", name="s.t"), piece("{}", index=2, id="b", name="s.u")],
@@ -329,6 +340,13 @@ ENDED = {
     "delta": {"stop_reason": "end_turn"},
     "usage": {"input_tokens": None, "output_tokens": 2},
 }
+
+
+def test_a_count_of_0_at_the_end_does_not_replace_the_count_at_the_start() -> None:
+    usage = {"input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 2}
+    reply = outcome("messages", STARTED, start(0, type="text", text="ok"), stop(0), {**ENDED, "usage": usage})
+    assert isinstance(reply, Reply)
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (3, 2)
 
 
 def start(index: object, **block: object) -> dict[str, Any]:
