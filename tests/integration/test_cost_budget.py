@@ -10,11 +10,18 @@ import pytest
 from msgspec.structs import replace
 from promises import GUARD_S
 
-from grue import Budget, LlmSettings, Price, RetryPolicy, Runner, TurnRequest
-from grue.errors import ActorCrashed, BudgetSpent, TurnCancelled
+from grue import Budget, FunctionTools, LlmSettings, Price, RetryPolicy, Runner, TurnRequest
+from grue.errors import ActorCrashed, BudgetSpent, TurnCancelled, TurnTimedOut
 from grue.messages import CostUncounted, RunTurn, TextDelta
 from grue.protocol.chat_wire.profiles import GENERIC
-from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, silence, text_reply
+from grue.testing.llm_server import (
+    LlmReply,
+    LlmRequest,
+    ScriptedLlmServer,
+    silence,
+    text_reply,
+    tool_calls_reply,
+)
 from grue.tracing.prompt_cache import cached_prompts
 from grue.tracing.reading import read_episode
 
@@ -92,6 +99,45 @@ def test_the_requests_of_a_turn_that_crashed_or_was_cancelled_count_in_the_episo
             assert runner.spent.requests == 2
             with pytest.raises(BudgetSpent):
                 runner.run_turn(ASKED)
+
+
+@pytest.mark.parametrize("ends", ["at its time limit", "cancelled"])
+def test_a_request_that_the_end_of_its_turn_has_cancelled_costs_its_prompt_and_its_longest_reply(
+    ends: str,
+) -> None:
+    asked = threading.Event()
+
+    def reply(_: LlmRequest) -> LlmReply:
+        asked.set()
+        return silence()
+
+    with ScriptedLlmServer(reply) as llm:
+        prices = {"scripted": Price(input=0.0, output=1000.0)}
+        endpoint = LlmSettings(base_url=llm.base_url, model="scripted", prices=prices, max_tokens=1000)
+        with Runner(llm=endpoint, budget=Budget(cost_usd=0.5)) as runner:
+            if ends == "cancelled":
+                handle = runner.start_turn(ASKED)
+                assert asked.wait(GUARD_S)
+                handle.cancel()
+                with pytest.raises(TurnCancelled):
+                    handle.result(GUARD_S)
+            else:
+                with pytest.raises(TurnTimedOut):
+                    runner.run_turn(replace(ASKED, turn_timeout_s=0.3))
+            assert runner.spent.usage.cost_usd == 1.0
+            with pytest.raises(BudgetSpent):
+                runner.run_turn(ASKED)
+
+
+def test_a_reply_of_a_turn_that_ends_later_is_counted_once() -> None:
+    with ScriptedLlmServer([tool_calls_reply(("t.wait", {})), text_reply("done")]) as llm:
+        endpoint = LlmSettings(base_url=llm.base_url, model="scripted", max_tokens=1000)
+        tools = FunctionTools({"wait": lambda: threading.Event().wait(2.0)})
+        with Runner(llm=endpoint, servers={"t": tools}) as runner:
+            with pytest.raises(TurnTimedOut) as failed:
+                runner.run_turn(replace(ASKED, turn_timeout_s=0.5))
+            assert "t.wait" in str(failed.value)
+            assert 0 < runner.spent.tokens < 100
 
 
 def test_an_unknown_endpoint_is_found_out_by_its_first_turn() -> None:

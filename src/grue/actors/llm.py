@@ -445,9 +445,12 @@ class LlmActor(Actor[m.LlmCommand]):
                     outcome = await self._outcome(asked)
                 except RequestPostponed as waits:
                     postponed = m.CompletionPostponed(request=command.request, item=waits.item)
+                    self._asked = None
                     await self._report(postponed, envelope)
                     return
-                await self._report(await self._answer(asked, outcome), envelope)
+                event = await self._answer(asked, outcome)
+                self._asked = None
+                await self._report(event, envelope)
             case _:
                 assert_never(envelope.body)
 
@@ -506,15 +509,17 @@ class LlmActor(Actor[m.LlmCommand]):
         # The reply does not cancel this wait, because a message could be lost: the wait lasts until the
         # agent's next message, or until the agent closes the mailbox. A `DropCompletion` cancels the
         # exchange, but never interrupts a change of the conversation.
-        asked = await self._ask(command, envelope)
+        self._asked = asked = await self._ask(command, envelope)
         droppable = anyio.CancelScope()
 
         async def answer() -> None:
             outcome: Reply | m.LlmFailure | None = None
             with droppable:
                 outcome = await self._outcome(asked)
-            if outcome is not None:
-                await self._report(await self._answer(asked, outcome), envelope)
+            event = None if outcome is None else await self._answer(asked, outcome)
+            self._asked = None
+            if event is not None:
+                await self._report(event, envelope)
 
         following: Envelope[m.LlmCommand] | None = None
         async with anyio.create_task_group() as tasks:

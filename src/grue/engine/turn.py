@@ -550,8 +550,8 @@ class HostTurn(Generic[T]):
                 end = await actors.run(memory.connections)
             except BaseException:
                 # The requests of a turn that was cancelled or has crashed have to be paid for, too.
-                if actors.progress.requests:
-                    settings.spending.add(actors.progress.requests, actors.progress.usage)
+                if (spent := actors.progress).requests:
+                    settings.spending.add(spent.requests, spent.usage + actors.unreported)
                 raise
             finally:
                 self.progress.leave()
@@ -560,7 +560,7 @@ class HostTurn(Generic[T]):
                 # Also after a failure or a cancellation: the next turn has to know the servers' states.
                 memory.learn(actors.connections)
             if not isinstance(end, m.TurnWaits):  # here, because `_past` may raise at its end
-                settings.spending.add(end.requests, end.usage)
+                settings.spending.add(end.requests, end.usage + actors.unreported)
         if isinstance(end, m.TurnWaits):
             raise TurnPostponed(end)
         self._report_uncounted(number, budget, unpriced=end.requests > 0 and end.usage.cost_usd is None)

@@ -18,7 +18,7 @@ from grue import messages as m
 from grue.actors.agent import AgentActor
 from grue.actors.approval import ApprovalActor
 from grue.actors.built_in import AnswersCall, BuiltInTools
-from grue.actors.llm import EndpointActors
+from grue.actors.llm import EndpointActors, LlmActor
 from grue.actors.mcp_session import SessionActor
 from grue.actors.sampling import CurrentSampler, Sampler
 from grue.engine.answers import AnswerCheck
@@ -166,6 +166,7 @@ class TurnActors:
         wiring.recorder.hold_back(m.TextDelta)
         self._agent: AgentActor | None = None
         self._early: EarlyRequest | None = None
+        self._asking: Actor[m.LlmCommand] | None = None
         self._sessions: dict[m.ServerName, SessionActor] = {}
         self._before: Mapping[m.ServerName, Settled] = {}
         self._end_at = self._deadline = float("inf")
@@ -178,6 +179,11 @@ class TurnActors:
         """The state of each server that has a session actor, if the state is `Proven` or `Disabled`."""
         known = {name: session.connection for name, session in self._sessions.items()}
         return {name: state for name, state in known.items() if isinstance(state, Proven | Disabled)}
+
+    @property
+    def unreported(self) -> m.Usage:
+        """An estimate of what a request to the model has cost that the end of the turn has cancelled."""
+        return self._asking.unreported if isinstance(self._asking, LlmActor) else m.Usage()
 
     @property
     def progress(self) -> TurnProgress:
@@ -267,6 +273,7 @@ class TurnActors:
             asking = factory(llm, agent, partial(_note_and_show, supervisor.note, on_delta))
             if not isinstance(asking, Actor):
                 raise MCPConfigError(f"An LlmFactory, as in llm=, returns an Actor, not {shown(asking)}.")
+            self._asking = asking
             supervisor.start(asking)
             self._sampling.sampler = self._sampler(supervisor, agent)
             self._agent = AgentActor(
