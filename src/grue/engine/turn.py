@@ -560,7 +560,9 @@ class HostTurn(Generic[T]):
                 # Also after a failure or a cancellation: the next turn has to know the servers' states.
                 memory.learn(actors.connections)
             if not isinstance(end, m.TurnWaits):  # here, because `_past` may raise at its end
-                settings.spending.add(end.requests, end.usage + actors.unreported)
+                failed = isinstance(end, m.TurnFailed)
+                usage = end.usage + actors.unreported if failed else end.usage
+                settings.spending.add(end.requests, usage)
         if isinstance(end, m.TurnWaits):
             raise TurnPostponed(end)
         self._report_uncounted(number, budget, unpriced=end.requests > 0 and end.usage.cost_usd is None)

@@ -574,7 +574,7 @@ async def _take_all(
             if chunk is None:
                 return
             await incoming.take(chunk)
-            if incoming.whole and until == math.inf:
+            if until == math.inf and incoming.first_event_at is not None and incoming.whole:
                 # Some endpoints never end a stream. Stop early enough to use the reply within `limit`.
                 now = anyio.current_time()
                 until = now + min(_MOST_AFTER_WHOLE_S, (limit - now) / 2)
