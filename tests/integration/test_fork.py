@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ import pytest
 from commands import faulty as configured
 from commands import grue, write_servers
 from forked_turns import ASKS, PARKS, Box, model, runner
+from msgspec import Struct
 from msgspec.structs import replace
 from transport_servers import faulty
 
@@ -171,6 +172,24 @@ def test_a_fork_of_a_turn_in_which_a_server_did_not_start_again_replays(
     with runner(server, WIRE, forked, servers={"box": box}, policy=policy) as each:
         assert each.fork(trace, turn=2, at=seqs_of(trace, "RequestCompletion")[-1]).kind == "degraded"
     sound(forked)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tool_results": {"a0": ToolCallResult("x", is_error="no")}},  # type: ignore[arg-type]
+        {"tools": {"box": [ToolDefinition(server="box", tool=5, input_schema={})]}},  # type: ignore[arg-type]
+    ],
+)
+def test_a_result_or_tool_with_a_field_of_a_wrong_type_is_refused(
+    tmp_path: Path, server: ScriptedLlmServer, recorded: Path, given: dict[str, Any]
+) -> None:
+    """The fork's trace could not be read."""
+    wanted = r"^tool(s|_results)=Tool\w+\(\.\.\.\): .*Expected `"
+    each = runner(server, WIRE, tmp_path / "b.jsonl", servers=Box().servers())
+    with each, pytest.raises(MCPConfigError, match=wanted):
+        each.fork(recorded, **given)
+    assert server.requests == []
 
 
 def test_a_fork_of_a_resumed_turn_in_which_a_server_started_late_replays(
@@ -1097,6 +1116,48 @@ def test_the_given_answer_decides_about_the_fallback(
             with contextlib.nullcontext() if then.fallback else pytest.raises(AnswerError):
                 ended = other.resume(trace, yes, answer=then) if resumes else other.fork(trace, answer=then)
                 assert (ended.kind, ended.response) == ("fallback", "new")
+
+
+SCHEMA: Any = MappingProxyType({"type": "object", "required": ("at",)})
+
+
+class Place(Struct):
+    at: tuple[int, int] = (0, 0)
+    height: float = float("nan")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [Place, AnswerSpec(str, schema=SCHEMA)],
+    ids=["type", "schema"],
+)
+def test_a_schema_with_what_json_writes_otherwise_is_that_of_the_record(answer: Any, tmp_path: Path) -> None:
+    """Tuples and a NaN in the schema were taken for another form of answer."""
+    trace, box = tmp_path / "t.jsonl", {"box": FunctionTools({"delete": lambda: "gone"})}
+    replies = [tool_calls_reply(("box.delete", {})), text_reply('{"at": [1, 2]}')] * 2
+    with ScriptedLlmServer(replies) as server:
+        how: dict[str, Any] = {"llm": server.settings, "servers": box, "tool_policy": PARKS}
+        with Runner(**how, trace=trace) as one, pytest.raises(ApprovalPending) as pending:
+            one.run_turn(TurnRequest(user="Where?", answer=answer))
+        yes = [question.approve() for question in pending.value.questions]
+        with Runner(**how) as other:
+            found = other.resume(trace, yes, answer=answer).response
+        with Runner(**how) as other:
+            assert str(other.fork(trace, answer=answer).response) == str(found)
+
+
+def test_a_resumed_turn_is_streamed_also_if_its_request_was_not(tmp_path: Path) -> None:
+    trace, box = tmp_path / "t.jsonl", {"box": FunctionTools({"delete": lambda: "gone"})}
+    pieces: list[str] = []
+    with ScriptedLlmServer([tool_calls_reply(("box.delete", {})), "It is gone."]) as server:
+        how: dict[str, Any] = {"llm": server.settings, "servers": box, "tool_policy": PARKS}
+        with Runner(**how, trace=trace) as each:
+            with pytest.raises(ApprovalPending) as pending:
+                each.run_turn("Tidy up.")
+            yes = [question.approve() for question in pending.value.questions]
+            each.resume(trace, yes, on_delta=lambda delta: pieces.append(delta.text))
+    assert "".join(pieces) == "It is gone."
+    sound(trace)
 
 
 def test_a_text_of_a_resumed_turn_has_the_recorded_fallback(tmp_path: Path) -> None:

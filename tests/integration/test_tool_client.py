@@ -45,6 +45,16 @@ def test_a_call_connects_and_the_session_stays_for_the_next() -> None:
     assert tools.closed["faulty"].ending == "polite"
 
 
+def test_a_client_is_used_in_one_block_at_a_time() -> None:
+    """A second block took the place of the first, whose servers went on after both."""
+    with client() as tools:
+        with pytest.raises(RuntimeError, match="in a `with` block already"), tools:
+            pass
+        assert tools.call("faulty.echo", {"text": "one"}).content == "one"
+    with tools:
+        assert tools.call("faulty.echo", {"text": "two"}).content == "two"
+
+
 @pytest.mark.slow
 def test_servers_connect_at_once_and_one_that_fails_sinks_no_other() -> None:
     servers = {f"s{number}": faulty() for number in range(4)}

@@ -20,7 +20,7 @@ from grue.errors import MCPConfigError
 from grue.field_checks import WHERE_TO_DEFINE, shown
 from grue.protocol.answers import fenced_blocks, json_objects
 from grue.protocol.chat_wire.wire_format import UNREADABLE
-from grue.protocol.json_text import is_repetitive, json_value, plain_value, strict_value
+from grue.protocol.json_text import is_repetitive, json_object, json_value, plain_value, strict_value
 from grue.runtime.loops.host_code import blame, in_words
 from grue.runtime.safe_text import fault_text, well_formed, well_formed_escapes
 
@@ -71,7 +71,8 @@ class AnswerSpec(Generic[T]):
                 raise MCPConfigError(f"AnswerSpec: {argument}= wants {form}, not {type(value).__name__}.")
         self.parse = parse
         self.told = told
-        self.schema = None if schema is None else m.AnswerSchema(name, schema)
+        # As a trace has it, without tuples and NaN: a resumption or fork compares it with the recorded one.
+        self.schema = None if schema is None else m.AnswerSchema(name, json_object(schema))
         self.fallback = fallback
 
     @classmethod
@@ -411,6 +412,12 @@ def as_json(answer: object) -> object:
         return json_value(msgspec.to_builtins(answer, str_keys=True, enc_hook=plain_value))
     except (TypeError, ValueError, RecursionError):
         return json_value(answer)
+
+
+def recorded_fallback(spec: AnswerSpec[Any]) -> object:
+    """Return the fallback as a JSON value; `None` only if the spec has none: a NaN becomes a text."""
+    recorded = as_json(spec.fallback)
+    return str(spec.fallback) if recorded is None and spec.fallback is not None else recorded
 
 
 def _reason(error: Exception) -> str:

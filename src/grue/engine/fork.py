@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from grue import errors
 from grue import messages as m
 from grue.actors.llm import EndpointActors
-from grue.engine.answers import AnswerSpec, as_json, recorded_spec, spec_of
+from grue.engine.answers import AnswerSpec, recorded_fallback, recorded_spec, spec_of
 from grue.engine.conversations import recorded_conversation as recorded
 from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
-from grue.engine.tool_servers import usable_servers
+from grue.engine.tool_servers import check_fields, usable_servers
 from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnOutcome, TurnRequest, TurnSettings
 from grue.engine.turn_actors import TurnResources, TurnsPast
 from grue.engine.wiring import Wiring
@@ -80,6 +80,11 @@ class ForkRequest(Struct, frozen=True, kw_only=True):
             if not all(isinstance(each, m.ToolDefinition) for each in listed):
                 wanted = f"a list of ToolDefinition for {server}"
                 raise errors.MCPConfigError(f"tools= wants {wanted}, not {shown(tools)}.")
+            for each in tools:
+                check_fields("tools", each)
+        for result in self.tool_results.values():
+            if isinstance(result, m.ToolCallResult):
+                check_fields("tool_results", result)
 
 
 class _Place(Struct, frozen=True):
@@ -265,7 +270,7 @@ class ForkedRun(HostTurn[T]):
         budget = rest.left_for(changed, settings.budget, f"Turn {changed.turn} cannot be forked")
         changed = replace(changed, limits=replace(changed.limits, budget=budget))
         if asked.answer is not None and not place.events:
-            changed = replace(changed, fallback=as_json(spec_of(asked.answer).fallback))
+            changed = replace(changed, fallback=recorded_fallback(spec_of(asked.answer)))
         listings = run.listings(place.event.seq)
         listings |= {m.ServerName(name): tuple(tools) for name, tools in asked.tools.items()}
         unknown = [name for name in listings if name not in changed.servers]
@@ -297,7 +302,7 @@ class ForkedRun(HostTurn[T]):
             if endpoint is not wiring.endpoint and isinstance(wiring.llm, EndpointActors):
                 wiring = replace(wiring, llm=replace(wiring.llm, begins=endpoint))
         memory = EpisodeMemory()
-        memory.learn(record.connections(run.begun.policy))
+        memory.learn(record.connections(run.begun.policy, changed.policy.connect_retries))
         self.earlier = talk.results(run.path)
         self.record = _past(asked, run, place, changed, listings, rewrites, endpoint)
         self.begun = _said_before_resumption(run, place)
@@ -394,7 +399,7 @@ def _answer(asked: ForkRequest, run: m.RunTurn) -> AnswerSpec[Any]:
             return AnswerSpec(str, fallback=run.fallback)
         return recorded_spec(run.answer, fallback=run.fallback, told=not run.states_answer)
     spec = spec_of(asked.answer)
-    if spec.schema != run.answer or as_json(spec.fallback) != run.fallback:
+    if spec.schema != run.answer or recorded_fallback(spec) != run.fallback:
         other = "form of answer" if spec.schema != run.answer else "fallback"
         raise errors.MCPError(
             f"Turn {run.turn} was started with another {other}. Fork it with the same `answer`, or"

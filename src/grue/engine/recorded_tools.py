@@ -93,6 +93,7 @@ class TurnRecord:
         self._disabled: dict[m.ServerName, m.McpDisabled] = {}
         self._failures: dict[m.ServerName, deque[m.ConnectFailed]] = {}
         self._starting: set[m.ServerName] = set()
+        self._when_called: set[m.ServerName] = set()
         self._started: dict[m.ServerName, anyio.Event] = {}  # in the order in which the servers started
         for envelope in envelopes:
             self._see(envelope)
@@ -120,11 +121,17 @@ class TurnRecord:
             return listing
         return Listing(tools=tools, protocol_version=listing.protocol_version if listing else "")
 
-    def connections(self, policy: FailurePolicy) -> dict[m.ServerName, Settled]:
-        """Return the servers that the recorded turn disabled after the fork, with their state at the fork."""
+    def connections(self, policy: FailurePolicy, retries: int) -> dict[m.ServerName, Settled]:
+        """Return the servers that the recorded turn disabled after the fork, with their state at the fork.
+
+        `retries`: how often the fork retries a start. It does not repeat further recorded failures.
+        """
         states: dict[m.ServerName, Settled] = {}
         for server, disabled in self._disabled.items():
-            attempts = len(self._failures.get(server, ()))
+            failures = self._failures.get(server, deque())
+            attempts = len(failures)
+            while len(failures) > 1 + retries:
+                failures.pop()
             if not attempts:
                 states[server] = Disabled(disabled.reason, last_words=disabled.last_words)
             else:
@@ -207,6 +214,8 @@ class TurnRecord:
     def _see(self, envelope: Envelope[Any]) -> None:
         if envelope.redacted and isinstance(envelope.body, m.SessionOpened | m.ToolsChanged):
             self.inexact.add(envelope.body.server)
+        if isinstance(envelope.body, m.RunTurn):
+            self._when_called = {each.server for each in envelope.body.when_called}
         match envelope.body:
             case m.RunTurn(resumed=m.Resumption(decisions=decisions)):
                 self._decide(decisions)
@@ -223,7 +232,7 @@ class TurnRecord:
                 for server, tools in listings.items():
                     self.inexact.add(server)
                     self._offer(server, tools, envelope.seq)
-            case m.OpenSession(server=server) if not self._started:
+            case m.OpenSession(server=server) if not self._started and server not in self._when_called:
                 self._starting.add(server)
             case m.ConnectFailed(server=server) if envelope.seq > self._after:
                 self._failures.setdefault(server, deque()).append(envelope.body)

@@ -23,7 +23,7 @@ from msgspec.structs import force_setattr, replace
 
 from grue import errors, policies
 from grue import messages as m
-from grue.engine.answers import AnswerCheck, AnswerSpec, T, as_json, spec_of, unusable_answer
+from grue.engine.answers import AnswerCheck, AnswerSpec, T, recorded_fallback, spec_of, unusable_answer
 from grue.engine.conversations import kept_conversation
 from grue.engine.conversations.kept_conversation import EarlierResults, KeptConversation, TurnPast
 from grue.engine.tool_servers import check_fields, first_connects, servers_for, startup_limits
@@ -628,7 +628,7 @@ class HostTurn(Generic[T]):
             servers=servers_for(request.tools, settings.wiring.servers),
             tools=None if isinstance(request.tools, bool) else tuple(map(well_formed, request.tools)),
             answer=self.answer.schema,
-            fallback=None if self.answer.fallback is None else as_json(self.answer.fallback),
+            fallback=recorded_fallback(self.answer),
             limits=limits,
             policy=policy,
             support_check=self._support_check(),

@@ -274,6 +274,19 @@ def test_an_error_points_to_the_last_reply_if_there_is_one(raw: str | None) -> N
     assert str(error).endswith("AnswerSpec.of(..., fallback=...) gives a value instead.")
 
 
+class Nothing(enum.Enum):
+    FOUND = None
+
+
+@pytest.mark.parametrize("fallback", [float("nan"), Nothing.FOUND])
+def test_a_fallback_that_json_writes_as_null_is_one(fallback: Any) -> None:
+    answer = AnswerSpec.of(type(fallback), fallback=fallback)
+    with ScriptedLlmServer(["much", "more"]) as server, Runner(llm=server.settings) as runner:
+        outcome = runner.run_turn(TurnRequest(user="How much?", answer=answer))
+    assert outcome.kind == "fallback"
+    assert outcome.response is fallback
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_the_schema_is_told_in_words_unless_the_hosts_texts_tell_it(told: bool) -> None:
     with ScriptedLlmServer([json.dumps({"value": 3})]) as llm:

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.engine.answers import AnswerSpec, as_json, spec_of
+from grue.engine.answers import AnswerSpec, recorded_fallback, spec_of
 from grue.engine.approval import check_changes
 from grue.engine.conversations import recorded_conversation as recorded
 from grue.engine.conversations.kept_conversation import KeptConversation, asks_again, with_sizes
@@ -173,10 +173,10 @@ def _going_on(
             history.forget()
     command = replace(
         part.run,
-        fallback=part.run.fallback if asked.answer is None else as_json(spec_of(asked.answer).fallback),
+        fallback=part.run.fallback if asked.answer is None else recorded_fallback(spec_of(asked.answer)),
         limits=replace(part.run.limits, turn_timeout_s=part.time_left_s, budget=budget),
         tool_policy=settings.tool_policy,
-        stream=part.run.stream and asked.on_delta is not None,
+        stream=asked.on_delta is not None,
         support_check="skip",
         binds_calls=True,
         binds_parked=True,

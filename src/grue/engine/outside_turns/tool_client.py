@@ -95,6 +95,8 @@ class ToolClient(ToolAccess):
         self._loop: EpisodeLoop | None = None
 
     def __enter__(self) -> Self:
+        if self._loop is not None:
+            raise RuntimeError("the ToolClient is in a `with` block already: one block at a time can use it")
         self._sessions = sessions = self._new_sessions()
         self._loop = EpisodeLoop(
             lambda _: _closing_at_end(sessions),
