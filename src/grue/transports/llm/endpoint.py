@@ -235,7 +235,7 @@ def set_process_room(room: ReplyRoom | None) -> None:
 
 
 def current_room() -> ReplyRoom | None:
-    """Return the `ReplyRoom` of the calling code's turn; `None`: its requests are sent at once."""
+    """Return the `ReplyRoom` of the calling code's turn; `None`: the turn uses no batch."""
     return reply_room.get() or (_of_process[0] if _of_process else None)
 
 
@@ -251,7 +251,7 @@ def limit_in(body: bytes) -> int | None:
 class LlmEndpoint:
     """One LLM endpoint. Enter it with `async with` before use; it may be entered several times at once.
 
-    When the last turn in an event loop leaves the endpoint, this loop's connections are closed.
+    Each event loop has its own connections, which are closed when the last `async with` in this loop ends.
 
     Args:
         transport: Replaces the network, for tests and scripted models. It is closed with the connections.
@@ -263,8 +263,8 @@ class LlmEndpoint:
         left_out: The unsupported settings that a `SettingsLeftOut` has reported.
         chain: This endpoint, and the endpoints of `LlmSettings.then`.
         breaker: How many times in a row this endpoint failed, and until when another endpoint is asked first.
-        judged_tools: Whether the LLM actor no longer checks that the model receives the tools: the model has
-            called one, or `ToolsUnseen` was reported.
+        judged_tools: `False` as long as the LLM actor checks that the model receives the tools: until the
+            model calls one, or `ToolsUnseen` is reported.
 
     Raises:
         MCPConfigError: The base URL, the key, a header or a field of `extra_body` cannot be used.
@@ -553,7 +553,7 @@ class LlmEndpoint:
         self.left_out, self.breaker = frozenset(), Breaker()
 
     def recall(self, first: wire_profile.WireProfile, learned: wire_profile.WireProfile) -> None:
-        """If `profile` is still `first`, use `learned`, to which another process has changed `first`."""
+        """If `profile` is still `first`, use `learned`: how an earlier run has changed `first`."""
         if self.profile == self.first_profile == first:
             self.profile = learned
 

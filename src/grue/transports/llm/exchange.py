@@ -327,7 +327,7 @@ class HttpReply:
             await stream.aclose()
 
     async def _silent(self, stream: Any) -> bool:
-        """Return whether it is certain that what has been read from the socket ends where the reply ends.
+        """Return whether it is certain that no byte after the reply has been read from the socket.
 
         Further bytes would be in a buffer of h11, of TLS, or of the event loop. httpx itself does not use a
         connection again that has bytes in the socket.
@@ -476,7 +476,7 @@ async def exchange(
     streamed: Streamed | None = None,
     on_sent: Callable[[], None] | None = None,
 ) -> Answered | Fault:
-    """Send `request`; return the answer or the fault. Call `on_sent` once it is written, and at the end."""
+    """Send `request`; return the answer or the fault. Call `on_sent` when it is written, and at the end."""
     request.extensions["timeout"] = timeouts_of(patience)
     try:
         with connections.lease() as connection:
@@ -549,7 +549,10 @@ async def _received(
 
 
 async def refusal(reply: HttpReply) -> Answered:
-    """Return a reply that is not a completion. After about 1 MiB or 10 s, or an error, its body is cut."""
+    """Return a reply that is not a completion. After about 1 MiB or 10 s, or an error, its body is cut.
+
+    If none of the body could be decompressed, `body` is a text that says why.
+    """
     body = bytearray()
     with contextlib.suppress(ExchangeError), anyio.move_on_after(_REFUSAL_TIMEOUT_S):
         try:
@@ -596,7 +599,10 @@ def _unreadable(error: EncodingError | OversizedStream | DamagedStream, status: 
 
 
 async def decompressed(reply: HttpReply, most_bytes: int = MAX_REPLY_BYTES) -> AsyncIterator[bytes]:
-    """Yield the body, decompressed to `most_bytes` at most. Raises `ExchangeError` or `EncodingError`."""
+    """Yield the body, decompressed. Raises `ExchangeError` or `EncodingError`.
+
+    `most_bytes` limits what decompression yields. It does not limit a body that was not compressed.
+    """
     decoder = ContentDecoder(reply.headers.get("content-encoding", ""), most_bytes)
     async for raw in reply.chunks():
         for number, chunk in enumerate(decoder.feed(raw)):

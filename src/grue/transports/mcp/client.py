@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 _PARTS = "grue.transports.mcp.session_parts"  # imported by `open`; it imports the SDK
 _NOTICE_CHARS = 500
-_NOISE_CHARS = 80  # of the first output that is not MCP, in the error of a start
+_NOISE_CHARS = 80  # most of the first output that is not MCP, in the error of a start that timed out
 _MESSAGE_CHARS = 100_000
 _MAX_NOTICES = 500  # most notices of one kind in one request: more would fill the trace and delay the turn
 _METHOD_NOT_FOUND = -32601

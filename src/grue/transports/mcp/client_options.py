@@ -21,7 +21,7 @@ class Pinning(Struct, frozen=True, kw_only=True):
 
 
 class ClientOptions(Struct, frozen=True, kw_only=True):
-    """Options of a client. The callbacks must not block or raise."""
+    """Options of a client. The callbacks must not block, and may raise only `TraceError`."""
 
     limits: ProcessLimits = ProcessLimits()
     abilities: Abilities = Abilities()

@@ -63,7 +63,7 @@ async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:
-    """Return the error to deliver in place of an answer that is too long; `None`: it has no readable id."""
+    """Return the error to deliver in place of a line that is too long; `None`: it has no answer's id."""
     found = _ID_AT_START.match(cut.head) or _ID_AT_END.search(cut.tail)
     if found is None:
         return None

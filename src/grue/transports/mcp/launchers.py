@@ -170,7 +170,7 @@ def _of_npx(server: StdioServer) -> Direct | None:
 
 
 def _read_npx(args: Sequence[str]) -> _Npx | None:
-    """Parse npx's arguments; `None`: this module does not know an option, or nothing follows the options."""
+    """Parse npx's arguments; `None`: an unknown option, two packages, or nothing after the options."""
     rest = list(args)
     named = ""
     while rest and rest[0].startswith("-") and rest[0] != "--":

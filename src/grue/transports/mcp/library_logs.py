@@ -1,6 +1,7 @@
-"""Redirect the log records that the SDK and its HTTP libraries write while they work for a session of grue.
+"""Redirect the log records that the SDK and its HTTP libraries write while they work for grue.
 
-Such a record can hold a secret, or megabytes. So grue redacts and cuts warnings and errors, or drops them.
+Such a record can hold a secret, or megabytes. So grue drops it, or redacts and cuts it, if it is a warning or
+an error. While tokens are obtained or revoked, grue drops all records.
 """
 
 import contextvars

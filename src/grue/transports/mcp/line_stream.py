@@ -21,8 +21,8 @@ class LineStream(MessageStream):
     An unusable answer, or one over `max_message_bytes`, becomes an error for its request if its id can be
     read. A line over `max_message_bytes` is also reported, as are an answer to no request, such as an error
     with the id `null`, and a line that is neither a message nor an answer. The stream breaks after a line
-    over `ProcessLimits.max_line_bytes`, which is larger, or over `MAX_UNASKED` lines in a row that are no
-    answers.
+    over `ProcessLimits.max_line_bytes`, which is larger by default, or over `MAX_UNASKED` lines in a row that
+    are no answers.
     """
 
     def __init__(self, process: ServerProcess, notify: Notify, max_message_bytes: int) -> None:

@@ -354,7 +354,7 @@ class Authorizer:
         )
 
     async def _load(self) -> TokenRecord | None:
-        """Return the stored record; `None`: nothing is stored that grue and the SDK can read."""
+        """Return the stored record; `None`: none is stored, or it is not usable."""
         record = await call_in_daemon_thread(self.store.load)
         return record if record is not None and _is_readable(record) else None
 
@@ -528,7 +528,7 @@ def _fits_a_header(token: str) -> bool:
 
 
 def _is_readable(record: TokenRecord) -> bool:
-    """Return whether the SDK can read a record, which another version or a person may have stored."""
+    """Return whether a stored record is usable: another version of grue, or a person, may have written it."""
     if not _fits_a_header(record.access_token):
         return False
     documents = (

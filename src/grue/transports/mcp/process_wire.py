@@ -99,7 +99,10 @@ class ProcessWire:
         return found if self._process.exited is not None else f"{found}\n{advice}"
 
     def refusals(self, text: str, *, died: bool = False) -> str:
-        """Return what the sandbox seems to have refused. `text`: what the server wrote; `died`: it failed."""
+        """Return what the sandbox seems to have refused. `text`: what the server wrote.
+
+        `died`: the server itself has failed, and not only a tool call.
+        """
         if not self._server.sandbox:
             return ""
         return self.redactor.text(plain_text("\n".join(self._process.refusals(text, died=died))))

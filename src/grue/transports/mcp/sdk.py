@@ -302,7 +302,7 @@ class Link:
         """If the server has lost the session, try once to go on without one; return whether that works.
 
         A load balancer may have chosen another server. From revision 2026-07-28 on, no session is needed.
-        Once a tool was called, the loss is reported instead, because the session may have held state.
+        After a tool call with a result, the loss is reported instead: the session may have held state.
         """
         fault = error.data
         lost = isinstance(fault, WireFault) and fault.cause == SESSION_LOST.cause

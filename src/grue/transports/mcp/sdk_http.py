@@ -6,7 +6,8 @@ a response without a body. It does not raise the fault: after most exceptions, t
 group of exceptions, log a traceback, or never answer.
 
 The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
-loop. So this module drops comments, and replaces large answers, which it parses itself, by small events.
+loop. So this module drops events that are only comments, and replaces large answers, which it parses itself,
+by small events.
 """
 
 import contextlib
@@ -61,7 +62,7 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return an error reply for an answer that the SDK could not parse; `None`: `error` quotes no answer."""
+    """Return an error reply for an answer that the SDK could not parse; `None`: `error` quotes no id."""
     if not isinstance(error, pydantic.ValidationError):
         return None
     # An array is a JSON-RPC batch only if it is the whole message; `loc` has one item then.
@@ -86,7 +87,7 @@ Answer = types.JSONRPCResponse | types.JSONRPCError
 
 
 class FilteredEvents(httpx2.AsyncByteStream):
-    """The events in the body of a response, without comments.
+    """The events in the body of a response, without those that are only comments.
 
     A large answer is put into `answers`, and a small event with the answer's id is yielded in its place. An
     answer of more bytes than the first of `limits` is reported to `notify` and, if its id can be read,
@@ -102,7 +103,8 @@ class FilteredEvents(httpx2.AsyncByteStream):
         limits: tuple[int, int],
     ) -> None:
         self._source = source
-        self._request_id = request_id  # that the body answers; `None`: the stream of a GET that resumes none
+        # The request that the body answers. `None`: the body of a GET that resumes no request's stream.
+        self._request_id = request_id
         self._answers = answers
         self._notify = notify
         self._limit, longest = limits
