@@ -73,8 +73,8 @@ def _is_escaped(written: bytes, at: int) -> bool:
 
 
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|-?[0-9][-+.eE0-9]*', re.DOTALL)
-_LONGEST_WORD = 400  # bytes; longer spans are not looked for in numbers: floats have up to 309 digits
-_MAY_BE_NO_TEXT = re.compile(rb"[-+.eE0-9]+|[truefalsn]+")
+_MAY_BE_NO_TEXT = re.compile(rb"[]\[{},:\s+.eE0-9truefalsn-]+")  # of the characters outside strings
+_ENOUGH = 400  # how many bytes of a span are matched with `_MAY_BE_NO_TEXT`
 
 
 def in_strings_and_numbers(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
@@ -93,9 +93,10 @@ def in_strings(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 
 def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
     """Yield the spans in JSON strings, except in keys and before the first comma, where the tag is."""
-    tag_end = written.find(b",")
+    tag_end, end = written.find(b","), 0
     for found in in_strings(written, spans):
-        end = _end_of_text(written, found.end)
+        if found.end > end:  # this is another string than that of the span before
+            end = _end_of_text(written, found.end)
         if found.start > tag_end and written[end + 1 : end + 2] != b":":
             yield found
 
@@ -103,12 +104,12 @@ def in_string_values(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
 def in_prose(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
     """Yield the spans in string values. Skip values of one word: the field may allow only certain words."""
     for found in in_string_values(written, spans):
-        start, end = written.rfind(b'"', 0, found.start) + 1, _end_of_text(written, found.end)
-        if not _WORD.fullmatch(written, start, end):
+        quote = written.rfind(b'"', 0, found.start)
+        if _is_escaped(written, quote) or not _WORD.match(written, quote):
             yield found
 
 
-_WORD = re.compile(rb"[A-Za-z_-]*")
+_WORD = re.compile(rb'"[A-Za-z_-]*+"')
 
 
 def _end_of_text(written: bytes, at: int) -> int:
@@ -122,21 +123,20 @@ def _in_tokens(written: bytes, spans: Iterable[Found]) -> Iterator[Found]:
     tokens = _TOKEN.finditer(written)
     token: re.Match[bytes] | None = None
     for found in spans:
-        if found.end - found.start > _LONGEST_WORD or not _MAY_BE_NO_TEXT.fullmatch(
-            written, found.start, found.end
-        ):
+        if not _MAY_BE_NO_TEXT.fullmatch(written, found.start, min(found.end, found.start + _ENOUGH)):
             yield found
             continue
-        while token is None or token.end() <= found.start:
-            token = next(tokens, None)
-            if token is None:
+        token = token or next(tokens, None)
+        # `true`, `false`, `null` and the signs between values cannot be replaced, only the numbers in a span.
+        while token is not None and token.start() < found.end:
+            if token.end() > found.start:
+                if written.startswith(b'"', token.start()):
+                    yield found
+                else:
+                    yield found._replace(start=token.start(), end=token.end(), is_number=True)
+            if token.end() >= found.end:
                 break
-        if token is None or token.start() > found.start:
-            continue  # `true`, `false` and `null` cannot be replaced
-        if written.startswith(b'"', token.start()):
-            yield found
-        else:
-            yield found._replace(start=token.start(), end=token.end(), is_number=True)
+            token = next(tokens, None)
 
 
 _PIECE = 2**16  # bytes that are searched at a time
@@ -205,7 +205,8 @@ class _SecretIndex(NamedTuple):
             for probe in self.long_probes:
                 if probe in written:
                     return True
-        if self.in_lines and (b"\n" in written or b"\\n" in written):
+        has_escape = b"\\" in written and (b"\\n" in written or b"\\r" in written)
+        if self.in_lines and (has_escape or b"\n" in written or b"\r" in written):
             if len(written) > _SHORT_TEXT:
                 return _CUT in written or _FULL_LINE in written.translate(_LINES)
             for probe in self.in_lines:  # not `_FULL_LINE`: the text may be a piece that begins within a line
@@ -320,7 +321,10 @@ class Redaction:
         last: Found | None = None
         count = 0
         for start in steps(len(written), _PIECE):
-            for found in self._in_piece(written, start, min(start + _PIECE, len(written)), in_json=in_json):
+            end = min(start + _PIECE, len(written))
+            # A credential that begins inside this one ends where it ends.
+            inside = last is not None and last.shown == _AUTHORISATION and last.end > end + MAX_HEADER_BYTES
+            for found in self._in_piece(written, start, end, in_json=in_json, credentials=not inside):
                 count += 1
                 if not count % _MOST_SPANS:
                     let_others_run()
@@ -332,14 +336,16 @@ class Redaction:
         if last is not None:
             yield last
 
-    def _in_piece(self, written: bytes, start: int, end: int, *, in_json: bool) -> Iterator[Found]:
+    def _in_piece(
+        self, written: bytes, start: int, end: int, *, in_json: bool, credentials: bool
+    ) -> Iterator[Found]:
         found = self._secrets_in(written, start, end)
         if in_json:
             found = [_in_one_string(written, spans) for spans in found]
-        if may_contain_credentials(written[start : end + MAX_HEADER_BYTES]):
+        if credentials and may_contain_credentials(written[start : end + MAX_HEADER_BYTES]):
             rank = len(self._index.secrets)
-            credentials = [_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER)]
-            for spans in (_fields(written, start, end), *credentials) if in_json else credentials:
+            kinds = [_of_kind(kind, written, start, end, in_json) for kind in (_HEADER, _BEARER)]
+            for spans in (_fields(written, start, end), *kinds) if in_json else kinds:
                 marked = _marked(spans, _AUTHORISATION, rank)
                 found.append(_whole(written, marked) if in_json else marked)
         return found[0] if len(found) == 1 else heapq.merge(*found, key=_START)
@@ -354,11 +360,13 @@ class Redaction:
             if any(written.find(probe, start, end + pattern.longest) >= 0 for probe in pattern.probes)
         ]
         if _CUT in written[start : end + MAX_HEADER_BYTES]:
+            heads: dict[bytes, list[bytes]] = {}
+            for form in (form for secret in secrets for form in secret.forms.literals):
+                if len(form) > MIN_BEGINNING_BYTES:
+                    heads.setdefault(form[:MIN_BEGINNING_BYTES], []).append(form)
             found += [
-                _marked(_beginnings(form, written, start, end), CUT_PLACEHOLDER, len(secrets) + 1)
-                for secret in secrets
-                for form in secret.forms.literals
-                if len(form) > MIN_BEGINNING_BYTES
+                _marked(_beginnings(head, forms, written, start, end), CUT_PLACEHOLDER, len(secrets) + 1)
+                for head, forms in heads.items()
             ]
         return found
 
@@ -390,12 +398,14 @@ def _matches(
         yield match.span()
 
 
-def _beginnings(form: bytes, written: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the spans that are a beginning of the secret `form`, followed by an ellipsis."""
-    head, at = form[:MIN_BEGINNING_BYTES], start - 1
+def _beginnings(
+    head: bytes, forms: list[bytes], written: bytes, start: int, end: int
+) -> Iterator[tuple[int, int]]:
+    """Yield the spans that are a beginning of one of `forms`, which begin with `head`, before an ellipsis."""
+    longest, at = max(map(len, forms)), start - 1
     while (at := written.find(head, at + 1, end + MIN_BEGINNING_BYTES - 1)) >= 0:
-        cut = written.find(_CUT, at + MIN_BEGINNING_BYTES, at + len(form) + len(_CUT) - 1)
-        if cut >= 0 and form.startswith(written[at:cut]):
+        cut = written.find(_CUT, at + MIN_BEGINNING_BYTES, at + longest + len(_CUT) - 1)
+        if cut >= 0 and any(form.startswith(written[at:cut]) for form in forms):
             yield at, cut
 
 
@@ -546,13 +556,21 @@ class TextPieces:
 
     def _safe_length(self, text: str) -> int:
         end = len(text) - max(self._names.longest, self._secrets.longest)
-        for name in _LABEL.finditer(text):
+        # Search the last line only: `_OPEN` matches no line break, and trying it at each label of a long text
+        # would take quadratic time.
+        has_label = _LABEL.search(text) is not None
+        line = max(text.rfind("\n"), text.rfind("\\n")) + 1 if has_label else 0
+        for name in _LABEL.finditer(text, line) if has_label else ():
             if name.start() >= end:
                 break
             if _OPEN.match(text, name.start()):
                 end = name.start()
                 break
-        return end if end == len(text) else self._redaction.safe_cut(text, max(0, end))
+        if end == len(text):
+            return end
+        reach = _PIECE + self._secrets.reach  # a secret around `end` is not expected to be longer
+        first = max(0, end - reach)
+        return first + self._redaction.safe_cut(text[first : max(0, end) + reach], max(0, end) - first)
 
 
 class _BeginningMatcher:
@@ -561,7 +579,7 @@ class _BeginningMatcher:
     def __init__(self, spellings: Iterable[secret_forms.Spelling]) -> None:
         self._spellings = tuple(spellings)
         longest = (sum(max(map(len, forms)) for forms in spelling) for spelling in self._spellings)
-        self._reach = max(longest, default=0)
+        self.reach = max(longest, default=0)
         self._firsts: dict[str, list[_State]] = {}
         for number, spelling in enumerate(self._spellings):
             for form in spelling[0]:
@@ -573,12 +591,13 @@ class _BeginningMatcher:
         return max(self._states.values(), default=0)
 
     def feed(self, piece: str) -> None:
-        if len(piece) > self._reach:
-            self._states, piece = {}, piece[len(piece) - self._reach :]
+        if len(piece) > self.reach:
+            self._states, piece = {}, piece[len(piece) - self.reach :]
         for char in piece:
             states: dict[_State, int] = {}
             for state, length in self._states.items():
-                if char in "\r\n":  # base64 and hexadecimal digits may be broken into lines
+                # Base64 and hexadecimal digits may be broken into lines, but not by endless empty lines.
+                if char in "\r\n" and length < 16 * self.reach:
                     states[state] = length + 1
                 if state[0][0] == char:
                     self._advance(states, state, length + 1)

@@ -3,14 +3,17 @@
 import gc
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import promises
 import pytest
 from case_tables import each_case
+from growth import assert_linear
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
 from plain_messages import Counted, Said, Seen, shown
 
 from grue.runtime.secrets import redaction as secret_redaction
@@ -113,6 +116,46 @@ def test_a_secret_of_digits_is_replaced_in_numbers_too() -> None:
 def test_a_number_that_a_message_needs_stays_a_number() -> None:
     envelope, _ = shown(Counted(123456789012), PIN="123456789012")
     assert envelope.body == Counted(123456789012)
+
+
+class Kinded(Struct, frozen=True, tag=True):
+    """A message with a field that allows one word only."""
+
+    kind: Literal["correcthorse"]
+    text: str
+
+
+def test_a_word_that_a_message_needs_stays_and_is_replaced_after_an_escaped_quote() -> None:
+    body = Kinded("correcthorse", 'the password: "correcthorse')
+    envelope, _ = shown(body, PASSWORD="correcthorse")
+    assert envelope.body == Kinded("correcthorse", 'the password: "[redacted:PASSWORD]')
+
+
+def test_many_escaped_quotes_and_secrets_take_linear_time() -> None:
+    assert_linear(
+        lambda body: shown(body, PASSWORD="correcthorse"),
+        2000,
+        lambda size: Kinded("correcthorse", 'correcthorse" ' * size),
+    )
+
+
+@pytest.mark.parametrize(
+    ("secret", "written", "replaced"),
+    [
+        ("1" * 450, f'{{"a":{"1" * 460}}}', '{"a":"[redacted:A]"}'),
+        ("11111111,22222222", "[11111111,22222222]", '["[redacted:A]","[redacted:A]"]'),
+        ("11111111]", "[11111111]", '["[redacted:A]"]'),
+        (" 11111111 ", "[ 11111111 ]", '[ "[redacted:A]" ]'),
+        ("true,false", "[true,false]", "[true,false]"),
+        (": null", '{"a": null}', '{"a": null}'),
+        ("1,2,3", '["1,2,3",1,2,3,4]', '["[redacted:A]","[redacted:A]","[redacted:A]","[redacted:A]",4]'),
+        ("1" * 450, f'["{"1" * 460}"]', f'["[redacted:A]{"1" * 10}"]'),
+    ],
+)
+def test_json_stays_json_if_a_secret_is_not_in_a_string(secret: str, written: str, replaced: str) -> None:
+    redaction = Redaction({"A": secret})
+    assert redaction.redact_json(written.encode(), numbers=True).decode() == replaced
+    json.loads(redaction.redact_json(written.encode()))
 
 
 @given(st.text(min_size=4, max_size=20), st.text(max_size=20), st.text(max_size=20))
@@ -271,6 +314,21 @@ def test_a_text_that_was_cut_elsewhere_stays_as_it_is() -> None:
     redaction = Redaction()
     redaction.hide("door", "open-sesame/4711")
     assert redaction.redact_json(written(f"the door is open{CUT}")) == written(f"the door is open{CUT}")
+
+
+def test_many_cuts_take_no_longer_if_a_secret_has_many_forms() -> None:
+    def took_s(secret: str) -> float:
+        redaction, text = Redaction({"KEY": secret}), f"{secret[:6]}{CUT}" * 3000
+        begun = time.thread_time()
+        assert redaction.redact_text(text) == f"[redacted]{CUT}" * 3000
+        return time.thread_time() - begun
+
+    plain = min(took_s("sk-live-0123456789") for _ in range(5))
+    assert min(took_s("sk-live-\"0'1<2>/3é 4") for _ in range(5)) < 3 * plain
+
+
+def test_a_credential_of_many_labels_takes_linear_time() -> None:
+    assert_linear(Redaction().redact_text, 2**21, lambda size: "Authorization: " * (size // 15))
 
 
 @pytest.mark.slow

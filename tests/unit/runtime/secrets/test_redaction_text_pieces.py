@@ -5,6 +5,7 @@ import json
 
 import pytest
 from case_tables import each_case
+from growth import assert_linear
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -118,6 +119,43 @@ def test_a_line_that_does_not_end_is_held_back_without_going_through_it_again() 
     assert [text.feed("x" * 1000) for _ in range(50)] == [""] * 50
     shown = text.feed("\nthe next line") + text.end()
     assert shown == f"Authorization: Bearer {'x' * 50_000}\nthe next line"
+
+
+@pytest.mark.parametrize("label", ["authorization:", "api-key=", '"authorization":"'])
+@pytest.mark.parametrize("long_line", [False, True])
+def test_a_text_full_of_labels_takes_linear_time(label: str, long_line: bool) -> None:
+    def feed(text: str) -> None:
+        pieces = TextPieces(Redaction())
+        step = 64 if long_line else len(text)
+        for start in range(0, len(text), step):
+            pieces.feed(text[start : start + step])
+        pieces.feed("\nx")
+
+    end = "" if long_line else "\nx"
+    assert_linear(feed, 60_000, lambda size: f"{label * (size // len(label))}{end}")
+
+
+def test_only_the_end_of_a_long_piece_is_searched_for_a_place_to_cut() -> None:
+    searched: list[int] = []
+
+    class Watched(Redaction):
+        def safe_cut(self, text: str, end: int) -> int:
+            searched.append(len(text))
+            return super().safe_cut(text, end)
+
+    redaction = Watched({"SHORT": "abcabcab", "LONG": "abcabcabcabcxyz"})
+    text = TextPieces(redaction)
+    pieces = ("." * 2**20 + " abcabc", "ab", "?", "authorization: " + "." * 2**20)
+    shown = "".join(redaction.redact_text(text.feed(piece)) for piece in pieces) + text.end()
+    assert shown == f"{'.' * 2**20} [redacted:SHORT]?{pieces[-1]}"
+    assert max(searched) < 2**18
+
+
+def test_endless_empty_lines_after_the_beginning_of_a_secret_are_shown() -> None:
+    text = TextPieces(Redaction({"KEY": KEY}))
+    shown = "".join(text.feed(piece) for piece in [KEY[:4], *["\n" * 10] * 2000])
+    assert len(shown) > 15_000
+    assert shown + text.end() == KEY[:4] + "\n" * 20_000
 
 
 def recorded(*bodies: object, sender: str = "llm") -> Seen:

@@ -59,7 +59,7 @@ def test_no_form_is_shown_whatever_stands_around_it(before: str, form: str, afte
 
 
 @each_case("line", [60, 64, 76])
-@each_case("break_", ["\n", "\r\n", "\n    "])
+@each_case("break_", ["\n", "\r\n", "\n    ", "\r"])
 def test_an_encoded_secret_is_replaced_wherever_a_line_ends(line: int, break_: str) -> None:
     long = "sk-ant-api03-" + "".join(map(chr, random.Random(1).choices(range(48, 123), k=90)))
     for secret in (KEY, PASSWORD, long):
