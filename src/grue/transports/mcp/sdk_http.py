@@ -62,7 +62,7 @@ def _fault_of(error: types.ErrorData) -> WireFault | None:
 
 
 def refusal_in(error: Exception) -> types.JSONRPCError | None:
-    """Return an error reply for an answer that the SDK could not parse; `None`: `error` quotes no id."""
+    """Return an error reply for an answer that the SDK could not parse; `None`: its id is not in `error`."""
     if not isinstance(error, pydantic.ValidationError):
         return None
     # An array is a JSON-RPC batch only if it is the whole message; `loc` has one item then.
