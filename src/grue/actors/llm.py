@@ -151,10 +151,11 @@ class Asking:
         streamed = exchange.Streamed(
             self._conversation.format.assembler(), show, asked=stream and profile.streams
         )
+        limit = profile.limit(settings)
         permit: exchange.Permit | str | None = None
         if self._room is None:  # otherwise nothing is sent now: the request goes to the provider in a batch
-            model, most = self._endpoint.settings.model, settings.max_tokens
-            wanted = exchange.WantedRequest(model=model, prompt_bytes=len(body), max_tokens=most)
+            model = self._endpoint.settings.model
+            wanted = exchange.WantedRequest(model=model, prompt_bytes=len(body), max_tokens=limit)
             permit = await exchange.permit_for(wanted)
         if isinstance(permit, str):
             fault = exchange.not_sent(permit)
@@ -162,7 +163,6 @@ class Asking:
                 fault=fault, failure=self._endpoint.describe(fault), profile=profile
             )
         per_token = self._conversation.bytes_per_token or TEXT_BYTES_PER_TOKEN
-        limit = profile.limit(settings)
         before = self._cut + self._lost
         self.unreported = before + most_usage(len(body), per_token, limit, self._price)
         reply = await self._posted(body, streamed, permit)
@@ -207,7 +207,8 @@ class Asking:
     ) -> Reply | Fault:
         outcome = exchange.RequestOutcome()
         try:
-            answer = await self._endpoint.post(body, streamed, self._on_sent, request=self._command.request)
+            request, wire = self._command.request, self._conversation.profile.wire
+            answer = await self._endpoint.post(body, streamed, self._on_sent, request=request, wire=wire)
             reply = await self._read(answer)
             if isinstance(reply, Reply):
                 reported = answer.cost_usd if isinstance(answer, exchange.Answered) else None

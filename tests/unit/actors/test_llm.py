@@ -29,6 +29,7 @@ from grue.protocol.chat_wire.profiles import GENERIC
 from grue.protocol.retry import RetryPolicy
 from grue.testing.llm_server import (
     LlmReply,
+    LlmRequest,
     Script,
     ScriptedLlmServer,
     error_reply,
@@ -145,6 +146,40 @@ async def test_a_name_learned_in_one_conversation_holds_in_the_others() -> None:
             await agent.reply()
             await agent.reply((UserText("now with tools"),), LISTING, conversation="other")
         assert [request.refused is None for request in server.requests] == [True, False, True, True]
+
+
+async def test_a_retry_goes_where_its_form_belongs_though_another_conversation_has_learned_another() -> None:
+    def busy_once(_: LlmRequest) -> LlmReply:
+        if len(server.requests) > 1:
+            return text_reply("ok")
+        endpoint.profile = replace(endpoint.profile, wire="responses", names="encoded")
+        return error_reply(503, "busy")
+
+    with ScriptedLlmServer(busy_once) as server:
+        endpoint = LlmEndpoint(settings_for(server.base_url))
+        async with desk(endpoint) as agent:
+            assert (await agent.reply()).content == "ok"
+            assert (await agent.reply((UserText("And?"),))).content == "ok"
+        wires = ["messages" in request.body for request in server.requests]
+    assert wires == [True, True, False]
+
+
+async def test_a_gate_is_told_the_limit_that_the_request_sends() -> None:
+    told: list[int | None] = []
+
+    class Gate:
+        async def admit(self, wanted: llm_exchange.WantedRequest) -> str:
+            told.append(wanted.max_tokens)
+            return "no"
+
+    llm_exchange.set_request_gate(Gate())
+    try:
+        profile = replace(GENERIC, default_max_tokens=8192)
+        async with desk(LlmEndpoint(settings_for("http://127.0.0.1:1/v1", profile=profile))) as agent:
+            await agent.failure()
+    finally:
+        llm_exchange.set_request_gate(None)
+    assert told == [8192]
 
 
 async def test_an_endpoint_that_wants_tools_with_history_teaches_it() -> None:

@@ -319,9 +319,9 @@ class LlmEndpoint:
         """The URL that unstreamed requests are posted to."""
         return str(self._url_for(None))
 
-    def _url_for(self, streamed: http.Streamed | None) -> httpx.URL:
+    def _url_for(self, streamed: http.Streamed | None, wire: str = "") -> httpx.URL:
         stream = streamed is not None and streamed.asked
-        path = FORMATS[self.profile.wire].path_of(self.settings.model, stream=stream)
+        path = FORMATS[wire or self.profile.wire].path_of(self.settings.model, stream=stream)
         return _below(self._base_url, path)
 
     async def __aenter__(self) -> Self:
@@ -357,10 +357,12 @@ class LlmEndpoint:
         on_sent: Callable[[], None] | None = None,
         *,
         request: int = 0,
+        wire: str = "",
     ) -> Awaitable[http.Answered | Fault]:
         """Send one request and return its answer or the fault. A cancellation drops the connection.
 
-        `body` is in the profile's format. `streamed` gets a streamed reply; `None`: no stream is expected.
+        `body` is in the format `wire`, or else in the profile's: another conversation may have changed the
+        profile since `body` was encoded. `streamed` gets a streamed reply; `None`: no stream is expected.
         `on_sent` is called when the request is written, and again when the exchange has ended. `request`: the
         request's number in the turn. If the reply comes from a batch, `streamed` and `on_sent` are not used.
 
@@ -371,7 +373,7 @@ class LlmEndpoint:
         room = current_room()
         if room is not None:
             return room.reply_to(self, body, request)
-        posted = httpx.Request("POST", self._url_for(streamed), headers=self.headers, content=body)
+        posted = httpx.Request("POST", self._url_for(streamed, wire), headers=self.headers, content=body)
         return http.exchange(self._open(), posted, self.settings.retry, streamed, on_sent)
 
     async def models(self) -> http.Answered | Fault:
