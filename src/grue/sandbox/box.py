@@ -71,7 +71,8 @@ class HostPort(Struct, frozen=True):
         if port not in self.ports:
             return False
         if self.host.startswith("*."):
-            return host.endswith(self.host[1:]) and len(host) > len(self.host) - 1
+            # `getaddrinfo` looks up only the part of a name before a NUL character.
+            return host.endswith(self.host[1:]) and _HOST.fullmatch(host) is not None
         mine, asked = _address(self.host), _address(host)
         return self.host == host if mine is None else mine == asked
 

@@ -95,9 +95,13 @@ class Gate:
     def serve(self, listener: int) -> None:
         """Start the thread that runs the proxy and decides about the calls that `listener` reports."""
         self._listener = listener
-        thread = threading.Thread(target=self._wait, args=(listener,), name="grue-gate", daemon=True)
-        thread.start()
-        self._thread = thread
+        # Set before the start, which a KeyboardInterrupt may interrupt: then the thread runs all the same.
+        self._thread = threading.Thread(target=self._wait, args=(listener,), name="grue-gate", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
+            raise
 
     def end(self) -> None:
         """Close the proxy and its connections; wait up to 10 s for the thread. A second call does nothing."""
@@ -111,7 +115,8 @@ class Gate:
                     each.shutdown(socket.SHUT_RDWR)
         os.close(self._waker)
         if self._thread is not None:
-            self._thread.join(_HEAD_S)
+            with contextlib.suppress(RuntimeError):  # its start was interrupted
+                self._thread.join(_HEAD_S)
         else:
             self._close()
 

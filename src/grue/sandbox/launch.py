@@ -31,6 +31,7 @@ from grue.sandbox.seccomp import Wanted
 Started = TypeVar("Started")
 
 _MIB = 1 << 20
+_END_S = 10.0  # an interrupted start may not have begun its thread
 _REMEDY = (
     'Run the program without a sandbox ("sandbox": "none") or in a container, or let grue enforce what it can'
     ' ("required": false in the sandbox). `grue doctor` says what this machine can enforce.'
@@ -338,17 +339,25 @@ class ConfinedThread(Generic[Started]):
             raise _no_thread(full) from full
         # A system call in `start` may wait for the listener's answer. Call `serve` in this thread: if `serve`
         # started its thread from the confined one, that thread would be confined, too.
-        if serve is not None:
-            listener = self._listener.get()
-            if listener is not None:
-                failed = None
+        try:
+            listener = None if serve is None else self._listener.get()
+            if serve is not None and listener is not None:
+                failed: SandboxError | None = SandboxError("The start was interrupted.")
                 try:
                     serve(listener)
+                    failed = None
                 except RuntimeError as full:
                     failed = _no_thread(full)
                 finally:
                     self._served.put(failed)
-        error = self._ended.get()
+            error = self._ended.get()
+        except BaseException:  # a KeyboardInterrupt, or another exception of a signal handler
+            self._served.put(SandboxError("The start was interrupted."))
+            self.end()
+            with contextlib.suppress(queue.Empty):
+                if (unserved := self._listener.get_nowait()) is not None:
+                    os.close(unserved)
+            raise
         if error is not None:
             raise error
         return self._result
@@ -358,10 +367,10 @@ class ConfinedThread(Generic[Started]):
         self._goes_on.put(None)
 
     def end(self) -> None:
-        """Call `go_on`, and wait for the end of the thread."""
+        """Call `go_on`, and wait up to 10 s for the end of the thread."""
         self.go_on()
-        with self._runs:
-            pass
+        if self._runs.acquire(timeout=_END_S):
+            self._runs.release()
 
     def _run(self) -> None:
         try:

@@ -505,6 +505,17 @@ def test_what_no_box_can_list_is_refused_without_an_entry_to_copy(open_gate: Gat
     assert [refusal.allow for refusal in open_gate.refused] == ["other.example:80"]
 
 
+def test_a_name_with_a_nul_character_reaches_no_host_before_it() -> None:
+    with server(http) as (port, read):
+        gate = Gate((HostPort.read(f"*.example.com:{port}"), HostPort.read(f"127.0.0.1:{port}")))
+        client, proxy = socket.socketpair()
+        with client, proxy:
+            assert gate._reach(proxy, "localhost\0.example.com", port) is None
+            assert b"it is not in the sandbox's list of hosts" in client.recv(9999)
+        gate.end()
+    assert not read
+
+
 def test_a_client_that_the_gate_has_not_connected_is_not_served(
     open_gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -628,6 +628,44 @@ def test_where_no_thread_can_start_the_box_says_so_and_nothing_waits_for_it(
     assert not ended.is_alive()
 
 
+@boxes.needs_hosts
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_interrupted_start_leaves_no_program_thread_or_folder(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, boxed_, scratch = subprocess.Popen, launch.boxed, list[str]()
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)  # the main thread waits for this one, and raises the KeyboardInterrupt meanwhile
+
+    def start(*args: object, **options: object) -> object:
+        leader = started(*args, **options)  # type: ignore[call-overload]
+        interrupt()
+        return leader
+
+    def prepared(*args: object, **options: object) -> launch.Boxed:
+        found = boxed_(*args, **options)  # type: ignore[arg-type]
+        scratch.append(found.scratch)
+        return found
+
+    def confined(*given: object) -> int | None:
+        interrupt()
+        return kernel.confine(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launch, "boxed", prepared)
+    with assert_nothing_left():
+        if when == "before":
+            monkeypatch.setattr(launch, "confine", confined)
+        else:
+            monkeypatch.setattr(subprocess, "Popen", start)
+        with pytest.raises(KeyboardInterrupt):
+            boxes.run(Sandbox(network=("a.example:443",)), "cat")
+        monkeypatch.setattr(subprocess, "Popen", started)
+    assert not Path(*scratch).exists()
+    assert not guard._list & {*scratch}
+
+
 def test_the_doctor_says_what_each_server_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     servers = {
         "free": StdioServer(name="free", command="x"),

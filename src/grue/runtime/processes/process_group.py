@@ -277,8 +277,10 @@ class ProcessRegistry:
         env = env if boxed is None else boxed.env
         shim = _shell_keeps(env)
 
+        started: list[subprocess.Popen[bytes]] = []
+
         def start() -> subprocess.Popen[bytes]:
-            return subprocess.Popen(
+            leader = subprocess.Popen(
                 (_SHELL, "-c", _SHIM, _SHELL, program, *args) if shim else (program, *args),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -288,12 +290,19 @@ class ProcessRegistry:
                 cwd=cwd or None,
                 start_new_session=True,
             )
+            started.append(leader)
+            return leader
 
         try:
             leader = start() if boxed is None else boxed.run(start)
-        except (OSError, ValueError, SandboxError) as error:
+        except BaseException as error:
+            for each in started:  # a KeyboardInterrupt, or another exception of a signal handler
+                with each:
+                    each.kill()
             if boxed is not None:
                 _end_box(boxed)
+            if not isinstance(error, OSError | ValueError | SandboxError):
+                raise
             raise SpawnError(f"{command}: {os_cause(error)}", remedy=_more_room(error)) from error
         return self._admit(leader, boxed, released=not shim)
 
@@ -439,13 +448,14 @@ def _in_box(
         scratch = scratch_path()
         guard.watch(scratch)  # before the folder exists, or a host that is killed in between would leave it
         return boxed(sandbox, program=program, args=args, env=env, cwd=cwd, scratch=scratch)
-    except SandboxError as error:
+    except BaseException as error:
         guard.release(scratch)
-        raise SpawnError(error.problem, remedy=error.remedy) from error
-    except OSError as error:
-        guard.release(scratch)
-        why = f"The sandbox of {program} cannot be made: {os_cause(error)}"
-        raise SpawnError(why, remedy=_more_room(error)) from error
+        if isinstance(error, SandboxError):
+            raise SpawnError(error.problem, remedy=error.remedy) from error
+        if isinstance(error, OSError):
+            why = f"The sandbox of {program} cannot be made: {os_cause(error)}"
+            raise SpawnError(why, remedy=_more_room(error)) from error
+        raise
 
 
 def _more_room(error: Exception) -> str | None:
