@@ -321,6 +321,22 @@ async def test_a_whole_reply_whose_stream_never_ends_is_used_within_the_time_lim
     assert reply.content == "look"
 
 
+async def test_a_reply_that_grows_after_its_finish_reason_is_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llm_exchange, "_MOST_AFTER_WHOLE_S", 0.5)
+
+    async def growing(stream: SocketStream) -> None:
+        await stream.send(head("text/event-stream"))
+        for _ in range(8):
+            await stream.send(LOOK)
+            await anyio.sleep(0.1)
+        await stream.send(b"data: [DONE]\n\n")
+
+    async with raw_server(growing) as base_url:
+        reply, _ = await asked(base_url, retry=ONCE)
+    assert isinstance(reply, CompletionReceived), reply
+    assert reply.content == "look" * 8
+
+
 async def test_what_comes_together_is_one_note_and_the_rest_is_read_for_the_connections_sake() -> None:
     ended = anyio.Event()
 

@@ -405,7 +405,7 @@ _REFUSAL_TIMEOUT_S = 10.0
 _UPLOADED_BYTES = 256 * 2**10
 _CLOSE_TIMEOUT_S = 1.0
 _USE_UP_TIMEOUT_S = 0.1
-_MOST_AFTER_WHOLE_S = 5.0  # how long to wait for token counts and the end mark once a reply is complete
+_MOST_AFTER_WHOLE_S = 5.0  # how long to wait for more, such as token counts, once a reply is complete
 _COST_HEADER = "x-litellm-response-cost"
 
 
@@ -568,7 +568,7 @@ async def refusal(reply: HttpReply) -> Answered:
 async def _take_all(
     incoming: _Incoming, chunks: AsyncIterator[bytes], idle_s: float | None, limit: float
 ) -> None:
-    until = math.inf
+    until, held = math.inf, -1
     try:
         while not incoming.finished:
             chunk, following = None, anext(chunks, None)
@@ -577,9 +577,10 @@ async def _take_all(
             if chunk is None:
                 return
             await incoming.take(chunk)
-            if until == math.inf and incoming.first_event_at is not None and incoming.whole:
-                # Some endpoints never end a stream. Stop early enough to use the reply within `limit`.
-                now = anyio.current_time()
+            if incoming.first_event_at is not None and incoming.whole and incoming.held != held:
+                # Some endpoints never end a stream. Stop early enough to use the reply within `limit`, but
+                # wait on while the reply grows: some endpoints give a finish reason with each event.
+                now, held = anyio.current_time(), incoming.held
                 until = now + min(_MOST_AFTER_WHOLE_S, (limit - now) / 2)
     except (ExchangeError, _TooSlow):
         if not incoming.whole:
@@ -649,6 +650,10 @@ class _Incoming:
     def whole(self) -> bool:
         """`True` if a streamed reply is complete. Further events may arrive, but are not needed."""
         return self.streamed is not None and self.streamed.assembler.whole
+
+    @property
+    def held(self) -> int:
+        return 0 if self.streamed is None else self.streamed.assembler.held
 
     async def take(self, chunk: bytes) -> None:
         self._size += len(chunk)
