@@ -35,6 +35,8 @@ pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue
 import httpx2
 from auth_server import Guarded, guarded_server, press_yes
 
+from grue.transports.mcp import oauth
+from grue.transports.mcp.http_faults import AuthorizationRefused
 from grue.transports.mcp.login import LoginRefused, log_in, log_out
 from grue.transports.mcp.oauth import Authorizer
 from grue.transports.mcp.token_store import TokenRecord, TokenStore
@@ -504,6 +506,33 @@ def test_settings_that_the_sdk_refuses_are_named(guarded: Guarded, changes: Any,
     assert failure.cause.startswith("the authorisation failed: ")
     assert words in failure.cause
     assert str(failure.remedy).startswith("Check `auth`")
+
+
+@pytest.mark.parametrize(
+    ("status", "scope", "asked"),
+    [(401, "my.own", "my.own"), (401, None, "read"), (403, "my.own", "my.own more")],
+)
+def test_a_program_asks_for_the_scope_that_is_set_and_for_what_a_refusal_names(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch, status: int, scope: str | None, asked: str
+) -> None:
+    forms = []
+
+    async def sent(request: httpx2.Request) -> httpx2.Response:
+        if request.method == "POST":
+            forms.append(parse_qs(request.content.decode()))
+        return await really_sent(request)
+
+    really_sent = oauth.sent
+    monkeypatch.setattr(oauth, "sent", sent)
+    server = guarded.spec(grant="client_credentials", client_id="me", client_secret="s", scope=scope)
+    authorizer = Authorizer(server, TokenStore(server), lambda name, value: None)
+    challenge = f'Bearer error="insufficient_scope", scope="{"read" if status == 401 else "more"}"'
+    refusal = httpx2.Response(
+        status, headers={"www-authenticate": challenge}, request=httpx2.Request("POST", guarded.url)
+    )
+    with pytest.raises(AuthorizationRefused):  # the server has no such grant
+        anyio.run(authorizer.renew, "", refusal)
+    assert [form["scope"] for form in forms] == [[asked]]
 
 
 @pytest.mark.parametrize(

@@ -307,7 +307,8 @@ class HostsConnection(WrappedConnection):
     def status(self) -> ConnectionStatus:
         """The state of the host's connection."""
         with self._calling():
-            return super().status
+            status = msgspec.to_builtins(_returned(ConnectionStatus, super().status))
+            return msgspec.convert(status, ConnectionStatus)  # checks the fields, as `_usable` does
 
 
 def _usable(listing: Listing) -> Listing:

@@ -697,19 +697,20 @@ class FunctionConnection:
         given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:
             assert self._catch_all is not None, "only a catch-all takes any tool"
-            return functools.partial(self._catch_all, tool, arguments)
+            return functools.partial(self._catch_all, tool, given)
         if function.parameters.context is not None:
             given[function.parameters.context] = context
         return functools.partial(function.call, **given)
 
     def _given(self, tool: str, arguments: m.JsonObject) -> dict[str, Any]:
         function = self._functions.get(tool)
+        own: dict[str, Any] = msgspec.to_builtins(arguments)  # a copy, because the function may change it
         if function is None:
             if self._catch_all is None:
                 raise ToolRefusedError(f"Unknown tool: {tool}", code=_INVALID_PARAMS)
-            return arguments
+            return own
         try:
-            return function.parameters.convert(arguments)
+            return function.parameters.convert(own)
         except InvalidArgumentsError as error:
             raise ToolRefusedError(f"invalid arguments: {error}", code=_INVALID_PARAMS) from error
 

@@ -214,8 +214,9 @@ def _test_of(pattern: str) -> tuple[_Test, _Test]:
             " to find a text as it is, put a backslash before each special character"
         )
     # In a block, (?m) lets ^ and $ match at each line, but \A, \z and \Z match only at the block's ends.
-    # So a pattern with one of them has no quick test.
-    quick = None if re.search(r"\\[AzZ]", pattern) else _compiled(f"(?m){pattern}")
+    # So a pattern with one of them has no quick test. Nor has one with an inline flag `-m` or `R`, such as
+    # `(?-m:^a)`, which changes where ^ and $ match.
+    quick = None if re.search(r"\\[AzZ]|\(\s*\?[a-zA-Z]*[-R]", pattern) else _compiled(f"(?m){pattern}")
     return test, quick or (lambda _: True)
 
 

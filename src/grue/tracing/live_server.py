@@ -103,7 +103,8 @@ class LiveFeed:
                 if self._stopping.is_set():
                     return
         except TraceError as error:
-            self._write_piece()
+            with contextlib.suppress(OSError):  # the disk with the temporary files may be full
+                self._write_piece()
             self._error = str(error)
         except OSError as error:  # for example, the disk with the temporary files is full
             self._error = f"The page gets no further messages: {os_cause(error)}."
@@ -143,9 +144,9 @@ class LiveServer(ThreadingHTTPServer):
     def __init__(self, feed: LiveFeed, port: int = 0) -> None:
         try:
             super().__init__((HOST, port), _Handler)
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # a port above 65535 overflows
             raise MCPConfigError(
-                f"Cannot listen at {HOST}:{port}: {os_cause(error)}. Choose another --port,"
+                f"Cannot listen at {HOST}:{port}: {os_cause(error).rstrip('.')}. Choose another --port,"
                 " or none: `grue trace serve` takes a free one."
             ) from error
         self.feed = feed

@@ -37,7 +37,7 @@ from grue.protocol.turn.connection import ConnectionState, Disabled, Proven, Unt
 from grue.runtime.actor import Mailbox, Supervisor
 from grue.runtime.trace.format import is_deeper
 from grue.runtime.trace.recorder import Envelope, Recorder
-from grue.tool_sessions.connection import HostsConnection, Listing, WrappedConnection
+from grue.tool_sessions.connection import ConnectionStatus, HostsConnection, Listing, WrappedConnection
 from grue.tool_sessions.failures import ToolTimedOutError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -284,6 +284,24 @@ async def test_a_hosts_listing_that_the_trace_could_not_hold_is_refused(changes:
     class Wrong(ScriptedConnection):
         async def open(self, timeout_s: float) -> Listing:
             return Listing(**{"tools": LISTED, "protocol_version": ""} | changes)
+
+    server = ScriptedServer()
+    server.connect = lambda _note: Wrong(server, "ok")  # type: ignore[method-assign]
+    with pytest.raises(ActorCrashed, match=rf"{why}.*\n.*own code raised it"):
+        await of_host(server).play(open_session())
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        (ConnectionStatus(pid="4711"), r"at `\$.pid`"),  # type: ignore[arg-type]  # the case under test
+        (ConnectionStatus(exit="killed"), r"at `\$.exit`"),  # type: ignore[arg-type]  # likewise
+        (None, "returned NoneType, not ConnectionStatus"),
+    ],
+)
+async def test_a_hosts_status_that_the_trace_could_not_hold_is_refused(told: Any, why: str) -> None:
+    class Wrong(ScriptedConnection):
+        status = told
 
     server = ScriptedServer()
     server.connect = lambda _note: Wrong(server, "ok")  # type: ignore[method-assign]

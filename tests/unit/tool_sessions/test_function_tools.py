@@ -600,6 +600,24 @@ async def test_a_catch_all_serves_names_that_were_never_listed() -> None:
             assert (await connection.call("add", {"a": 1}, TEST_LIMIT_S)).content == 3
 
 
+@pytest.mark.parametrize("kept", [False, True])
+async def test_a_function_that_alters_its_arguments_alters_only_a_copy(kept: bool) -> None:
+    def drop(name: str, arguments: dict[str, Any]) -> None:
+        arguments["way"]["steps"].clear()
+
+    def walk(way, rooms: list[Any]) -> None:  # type: ignore[no-untyped-def]  # the case under test
+        way["steps"].clear()
+        rooms[0].clear()
+
+    arguments: dict[str, Any] = {"way": {"steps": [1]}, "rooms": [{"a": 1}]}
+    async with FunctionTools([walk], catch_all=drop).connect("mine") as connection:
+        for name in ("walk", "other"):
+            if kept:
+                assert await connection.refusal(name, arguments) is None
+            assert (await connection.call(name, arguments, TEST_LIMIT_S)).content is None
+    assert arguments == {"way": {"steps": [1]}, "rooms": [{"a": 1}]}
+
+
 async def test_a_pydantic_model_may_be_returned() -> None:
     class Answer(pydantic.BaseModel):
         when: dt.date

@@ -106,6 +106,13 @@ def test_a_pattern_finds_lines_with_their_numbers() -> None:
     )
     assert read(ROWS, pattern="(?i)^ROW 7:") == "[1 matching lines; there are no more]\n7: row 7: fine"
     assert read(ROWS, pattern=r"\Arow 7:") == "[1 matching lines; there are no more]\n7: row 7: fine"
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(?-m)^foo", "(?-m:^foo)", r"(?s-m:^foo\r$)", "(?x)( ?-m)^foo", r"(?R)foo\r$"]
+)
+def test_a_pattern_with_flags_for_line_ends_finds_a_line_in_mid_text(pattern: str) -> None:
+    assert read("bar\nfoo\r\nbaz", pattern=pattern).startswith("[1 matching lines;")
     assert read(ROWS, pattern="nothing") == "[no line matches]"
     assert read(ROWS, pattern="error", skip=4) == "[no line matches any more]"
     first = read(ROWS, 100_000, pattern="fine")

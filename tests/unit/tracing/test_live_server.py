@@ -158,12 +158,13 @@ def test_it_listens_at_the_loopback_address_only(server: LiveServer) -> None:
     assert server.server_address[0] == "127.0.0.1"
 
 
-def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(server: LiveServer, tmp_path: Path) -> None:
-    with (
-        LiveFeed(tmp_path / "trace.jsonl") as feed,
-        pytest.raises(MCPConfigError, match=r"Cannot listen at .*Choose another --port"),
-    ):
-        LiveServer(feed, server.server_port)
+def test_a_port_that_cannot_be_used_is_an_error_that_says_what_to_do(
+    server: LiveServer, tmp_path: Path
+) -> None:
+    with LiveFeed(tmp_path / "trace.jsonl") as feed:
+        for port in (server.server_port, 99_999):
+            with pytest.raises(MCPConfigError, match=r"Cannot listen at .*[^.]\. Choose another --port"):
+                LiveServer(feed, port)
 
 
 @pytest.mark.parametrize(("error", "told"), [(ConnectionResetError(), ""), (KeyError("x"), "Traceback")])
@@ -198,6 +199,21 @@ def test_a_full_disk_is_told_to_the_page(
         error = wait_for(lambda: pieces(server)["error"])
         assert error == "The page gets no further messages: No space left on device."
         assert pieces(server)["pieces"] == []
+
+
+def test_damage_is_told_to_the_page_also_if_the_disk_is_full(
+    tape: EpisodeTape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / "trace.jsonl").open("a") as file:
+        file.write("{damaged\n")
+    feed = LiveFeed(tmp_path / "trace.jsonl")
+
+    def full(line: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(feed._spool, "write", full)
+    with feed, serving(feed) as server:
+        assert "trace.jsonl, line 3" in wait_for(lambda: pieces(server)["error"])
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:

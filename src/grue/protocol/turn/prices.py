@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import BudgetSpent, MCPConfigError
-from grue.field_checks import ByName, check_settings, shown
+from grue.field_checks import ByName, check_settings, is_usable, shown
 from grue.policies import Budget
 
 _MILLION = 1_000_000
@@ -28,7 +28,7 @@ class Price(Struct, metaclass=ByName, frozen=True, kw_only=True, forbid_unknown_
         batch: The fraction of these prices that a request in a batch costs.
 
     Raises:
-        MCPConfigError: A price or `batch` is negative, infinite or not a number.
+        MCPConfigError: A price or `batch` is negative, not a number, or 2**63 or more.
     """
 
     input: float
@@ -40,8 +40,9 @@ class Price(Struct, metaclass=ByName, frozen=True, kw_only=True, forbid_unknown_
         check_settings(self, any_number=self.__struct_fields__)
         for name in self.__struct_fields__:
             price = getattr(self, name)
-            if price is not None and not 0 <= price < float("inf"):
-                raise MCPConfigError(f"Price({name}={shown(price)}): a price is a number of USD, 0 or more.")
+            if price is not None and not is_usable(price, above_0=False):
+                words = "a price is a number of USD, 0 or more and less than 2**63"
+                raise MCPConfigError(f"Price({name}={shown(price)}): {words}.")
 
     @property
     def in_batches(self) -> Price:

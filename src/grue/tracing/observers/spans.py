@@ -258,7 +258,6 @@ class SpanClosed(Struct, frozen=True):
 
 
 SpanEvent: TypeAlias = SpanOpened | SpanNoted | SpanClosed
-DROPPED = Verdict("warning", "reply_dropped", "its tools were not as they were presumed")
 CUT_OFF = Verdict("warning", "cut_off", "its turn or episode ended first")
 
 
@@ -315,6 +314,7 @@ class SpanScope:
         self.asks = m.ModelAsked(model="")
         self.conversation = ""
         self.finish_reason: str | None = None
+        self.drop_reason = ""  # of the last `DropCompletion`
         resumed = command.resumed if isinstance(command, m.RunTurn) else None
         self.iteration = 0 if resumed is None else resumed.parked.iterations
         self.replies_with_calls = 0
@@ -566,6 +566,8 @@ class SpanFeed:
 
     def _take_steps(self, scope: SpanScope, envelope: Envelope[Any]) -> None:
         self._change_asked(scope, envelope)
+        if isinstance(envelope.body, m.DropCompletion):
+            scope.drop_reason = envelope.body.reason
         for change in scope.steps.take(envelope):
             step = change.step
             if isinstance(change, StepBegan):
@@ -578,7 +580,7 @@ class SpanFeed:
 
     def _close_step(self, scope: SpanScope, span: SpanId, end: Any) -> None:
         if isinstance(end, m.ReplyDropped):
-            self._close(scope, span, self._now, None, DROPPED)
+            self._close(scope, span, self._now, None, Verdict("warning", "reply_dropped", scope.drop_reason))
             return
         opened = scope.open[span]
         match opened.subject:

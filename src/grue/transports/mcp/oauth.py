@@ -298,7 +298,8 @@ class Authorizer:
                 return await self._asserted(refusal)
             if self._auth.grant == "client_credentials":
                 provider = self._provider(stored)
-                await self._drive(provider, refusal)
+                scope = None if too_small else self._auth.scope
+                await self._drive(provider, _asking_for(scope, refusal) if scope else refusal)
                 return (await self._keep(provider)).access_token
             raise faults.AuthorizationRefused(self._login_fault(refusal, stored))
 
@@ -514,6 +515,14 @@ async def _finished(work: Coroutine[Any, Any, str]) -> str:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         raise
+
+
+def _asking_for(scope: str, refusal: httpx2.Response) -> httpx2.Response:
+    """Return `refusal` as if the server asked for `scope`: the SDK prefers the server's scope to its own."""
+    changed = _with_body(refusal, b"")
+    challenge = refusal.headers.get("www-authenticate", "Bearer")
+    changed.headers["www-authenticate"] = f'Bearer scope="{scope}", {challenge}'
+    return changed
 
 
 def _is_unavailable(status: int | None) -> bool:

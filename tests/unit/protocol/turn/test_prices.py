@@ -36,7 +36,7 @@ def test_a_price_is_found_by_name_and_then_by_pattern() -> None:
     assert price_of(prices, "gpt") is None
 
 
-@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf"), 10**400])
 def test_a_price_that_is_no_amount_is_refused(price: float) -> None:
     with pytest.raises(MCPConfigError, match="a price is a number of USD"):
         Price(input=price, output=1.0)

@@ -20,11 +20,13 @@ from grue.messages import (
     CompletionRetried,
     ConnectFailed,
     DeadlineMissed,
+    DropCompletion,
     Interrupted,
     LlmFailure,
     McpDisabled,
     NoAnswer,
     OpenSession,
+    ReplyDropped,
     RequestCompletion,
     RequireAnswer,
     Resumption,
@@ -161,6 +163,18 @@ def test_a_reply_without_a_cause_ends_the_generation_of_its_number() -> None:
     tape.say(CompletionReceived(request=2, content="two"), turn=3, sender="llm")
     (closed,) = told.closed(Generation)
     assert (closed.subject.request.request, closed.outcome.content) == (2, "two")
+
+
+def test_a_generation_whose_reply_is_dropped_ends_with_the_recorded_reason() -> None:
+    told = Told()
+    tape = Tape(told)
+    tape.say(RUN, turn=3, sender="host", receiver="agent")
+    tape.say(RequestCompletion(conversation="t", request=1, new=(), mode=RequireAnswer()), turn=3)
+    tape.say(DropCompletion(conversation="t", request=1, reason="the server 'a' did not start"), turn=3)
+    tape.say(ReplyDropped(request=1), turn=3, sender="llm")
+    (closed,) = told.closed(Generation)
+    verdict = closed.verdict
+    assert (verdict.error_type, verdict.detail) == ("reply_dropped", "the server 'a' did not start")
 
 
 def test_a_turn_without_tools_has_generations_and_no_session() -> None:
