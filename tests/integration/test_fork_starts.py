@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from forked_turns import model, runner
 from msgspec.structs import replace
 from transport_servers import faulty
@@ -55,6 +56,7 @@ def test_a_fork_with_fewer_connect_retries_does_not_wait_for_the_others(tmp_path
 
 def test_a_fork_that_calls_only_one_of_two_servers_does_not_wait_for_the_other(tmp_path: Path) -> None:
     """In the recorded turn, the other server, which starts at its first call too, was ready first."""
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
     quick, wanted = faulty(), ["slow.echo", "quick.echo"]
     started = shlex.join((quick.command, *quick.args))
     slow = replace(quick, command="sh", args=("-c", f"sleep 0.5; exec {started}"))
@@ -75,4 +77,18 @@ def test_a_fork_that_calls_only_one_of_two_servers_does_not_wait_for_the_other(t
         wanted.pop()
         with runner(server, WIRE, forked, **how) as each:
             assert each.fork(trace, turn=2).response == "done"
+    sound(forked)
+
+
+def test_calls_with_recorded_results_need_no_server_also_if_sessions_are_kept(tmp_path: Path) -> None:
+    """It was an `ActorCrashed`, because the session that did not open was asked for its state."""
+    pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
+    trace, forked = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    replies = [tool_calls_reply(("faulty.echo", {"text": "a"})), "done"] * 2
+    with ScriptedLlmServer(replies) as server:
+        with runner(server, WIRE, trace, servers={"faulty": faulty()}) as each:
+            each.run_turn("Call it.")
+        broken = {"faulty": faulty("--exit-at", "start")}
+        with runner(server, WIRE, forked, servers=broken, keep="sessions") as each:
+            assert each.fork(trace, misses="call").response == "done"
     sound(forked)

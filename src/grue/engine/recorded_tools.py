@@ -440,12 +440,13 @@ class RecordedConnection:
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
         """Return a context manager that keeps other users out of the live server's session."""
-        return connections.exclusive(self._live)
+        return connections.exclusive(None if self._down is not None else self._live)
 
     @property
     def status(self) -> ConnectionStatus:
         """The live server's state; without a live server, the state of an open connection."""
-        return ConnectionStatus() if self._live is None or not self._entered else self._live.status
+        live = self._live if self._entered and self._down is None else None
+        return ConnectionStatus() if live is None else live.status
 
     def _as_recorded(self, found: RecordedCall, tool: str) -> m.ToolCallResult:
         other = self._fork.results.get(found.call.call_id)
