@@ -42,7 +42,8 @@ class LiveFeed:
 
     def __init__(self, trace: Path) -> None:
         self.reader: EpisodeReader = open_episode(trace)
-        self._spool = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+        # Unbuffered: else a full disk would be noticed only by `answer`, and each time again.
+        self._spool = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by __exit__
         self._image_spool = tempfile.TemporaryFile()  # noqa: SIM115 - likewise
         self._images = ImageTable(self._image_spool)
         self._feed = PageFeed(self._images)
@@ -120,8 +121,10 @@ class LiveFeed:
         with self._lock:
             end = self._ends[-1] if self._ends else 0
             self._spool.seek(end)
-            self._spool.write(line)
-            self._ends.append(end + len(line))
+            written = 0
+            while written < len(line):  # a write may take only a part
+                written += self._spool.write(line[written:])
+            self._ends.append(end + written)
             self._over = self._ended
 
 

@@ -1,6 +1,7 @@
 """The server of a page that follows a trace: what is new comes in pieces, and nobody else gets any."""
 
 import errno
+import functools
 import http.client
 import json
 import threading
@@ -198,6 +199,16 @@ def test_a_full_disk_is_told_to_the_page(
     with feed, serving(feed) as server:
         error = wait_for(lambda: pieces(server)["error"])
         assert error == "The page gets no further messages: No space left on device."
+        assert pieces(server)["pieces"] == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_a_full_disk_is_told_to_the_page_also_if_the_piece_is_small(
+    tape: EpisodeTape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.TemporaryFile", functools.partial(open, "/dev/full", "r+b"))
+    with LiveFeed(tmp_path / "trace.jsonl") as feed, serving(feed) as server:
+        assert "No space left on device" in wait_for(lambda: pieces(server)["error"])
         assert pieces(server)["pieces"] == []
 
 
