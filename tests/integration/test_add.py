@@ -1,5 +1,6 @@
 """`grue add` and `grue remove`: a bundle, a registry on loopback and a description, as a user runs them."""
 
+import errno
 import functools
 import gzip
 import hashlib
@@ -7,6 +8,7 @@ import io
 import json
 import os
 import pty
+import resource
 import subprocess
 import sys
 import threading
@@ -21,9 +23,9 @@ import anyio.lowlevel
 import httpx
 import promises
 import pytest
-from commands import command, environment, grue, grue_unread
+from commands import command, environment, grue, grue_unread, python
 
-from grue.cli.add import Adding, _downloaded, _fetch, _fetched
+from grue.cli.add import Adding, _downloaded, _fetch, _fetched, remove_server
 from grue.config.server_descriptions import OfferedBundle
 from grue.errors import MCPConfigError
 from grue.hosts.servers import think
@@ -370,6 +372,43 @@ def test_remove_takes_no_folder_that_is_not_of_the_server(tmp_path: Path) -> Non
         assert (tmp_path / "mcp_bundles" / "linked").is_symlink()
     assert servers(tmp_path) == {}
     assert "There is no MCP server 'x'" in grue("remove", "x", cwd=tmp_path).stderr
+
+
+@pytest.mark.slow
+def test_remove_takes_packages_that_the_server_has_nested_deeply(tmp_path: Path) -> None:
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": {"deep": OTHER}}))
+    (tmp_path / "mcp_packages" / "deep").mkdir(parents=True)
+    code = "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path / "mcp_packages" / "deep")
+    removed = grue("remove", "deep", cwd=tmp_path)
+    assert removed.returncode == 0, removed.stderr
+    assert not (tmp_path / "mcp_packages" / "deep").exists()
+
+
+@pytest.mark.slow
+def test_remove_says_what_it_cannot_remove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mcp_config.json"
+    path.write_text(json.dumps({"mcpServers": {"kept": OTHER}}))
+    (tmp_path / "mcp_packages" / "kept").mkdir(parents=True)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "rmdir", refuse)
+    with pytest.raises(MCPConfigError, match=r"Cannot remove .*kept: Operation not permitted"):
+        remove_server("kept", path)
+
+
+@pytest.mark.slow
+def test_a_bundle_whose_entry_cannot_be_written_leaves_no_folder(tmp_path: Path) -> None:
+    entries = {f"s{number}": OTHER for number in range(500)}
+    (tmp_path / "mcp_config.json").write_text(json.dumps({"mcpServers": entries}))
+    most = (resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    limited = f"import resource, grue.cli.main; resource.setrlimit(*{most!r}); grue.cli.main.main()"
+    added = python("-c", limited, "add", str(bundle(tmp_path)), "--yes", cwd=tmp_path)
+    assert "File too large" in added.stderr
+    assert list((tmp_path / "mcp_bundles").iterdir()) == []
+    assert grue("add", str(bundle(tmp_path)), "--yes", cwd=tmp_path).returncode == 0
 
 
 @pytest.mark.slow

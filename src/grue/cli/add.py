@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import SplitResult, quote, urlsplit
@@ -37,10 +37,10 @@ from grue.config.wiring import turn_limits
 from grue.engine.approval import forget_typed
 from grue.engine.outside_turns.tool_client import ToolClient
 from grue.errors import MCPConfigError
-from grue.runtime.files import os_cause
+from grue.runtime.files import os_cause, os_errors_as
 from grue.runtime.safe_text import printable
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
-from grue.sandbox.launch import missing_for
+from grue.sandbox.launch import missing_for, remove_folder
 from grue.tool_sessions.failures import failure_text
 from grue.tool_sessions.oauth_settings import LOOPBACK
 from grue.tool_sessions.redaction import Redactor
@@ -225,11 +225,15 @@ def _add(
             raise MCPConfigError(_taken(name, path))
         MCPConfig.from_mapping(servers, source=path, place=lambda _: f"{path}: ")
         unpack()
+        if server.kind == descriptions.BUNDLE:
+            undo.callback(shutil.rmtree, path.parent / descriptions.BUNDLES / name, ignore_errors=True)
         if descriptions.PACKAGES in str(entry.get("sandbox")):
             (path.parent / descriptions.PACKAGES / name).mkdir(parents=True, exist_ok=True)
         servers[name] = entry
 
-    edit_servers(path, put)
+    with ExitStack() as undo:  # if the file cannot be written, remove the bundle's folder again
+        edit_servers(path, put)
+        undo.pop_all()
     say(f"written  {printable(name)} to {shown_path(path)}")
     if not adding.name:
         say(f"         its tools are called {printable(name)}.TOOL; --name gives it another name")
@@ -294,7 +298,8 @@ def remove_server(name: str, mcp_config: Path | None) -> None:
         # Remove only what `grue add` makes: a folder directly in `mcp_bundles` or `mcp_packages`, no link.
         is_link = folder.is_symlink() or folder.parent.is_symlink()
         if _FOLDER_NAME.fullmatch(name) and folder.is_dir() and not is_link:
-            shutil.rmtree(folder, ignore_errors=True)
+            with os_errors_as(MCPConfigError, f"remove {folder}"):
+                remove_folder(str(folder))
             say(f"removed  {shown_path(folder)}")
 
 

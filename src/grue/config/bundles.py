@@ -31,6 +31,7 @@ _MOST_FOLDERS = 10 * MOST_FILES
 _MOST_LISTED = 16 << 20
 _MOST_MANIFEST = 1 << 20
 _MOST_NAME = 255
+_MOST_LEVELS = 100
 _PIECE = 1 << 20
 _END = struct.Struct("<4s4H2LH")
 _SIGNATURE_END = b"MCPB_SIG_END"
@@ -151,6 +152,7 @@ def _checked(listed: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
         parts = name.rstrip("/").split("/")
         mode = info.external_attr >> 16
         bad = not name.isprintable() or "\\" in name or ":" in parts[0] or len(name) > 16 * _MOST_NAME
+        bad = bad or len(parts) > _MOST_LEVELS
         bad = bad or any(part in ("", ".", "..") or len(part.encode()) > _MOST_NAME for part in parts)
         if bad:
             raise MCPConfigError(f"It has a file with the name '{printable(name, 200)}'.")

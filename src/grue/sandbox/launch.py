@@ -159,7 +159,7 @@ class Boxed:
             os.rmdir(self.scratch)  # noqa: PTH106 - usually it is empty
         except OSError:
             with contextlib.suppress(OSError):
-                _remove(self.scratch) if sys.platform == "linux" else shutil.rmtree(self.scratch)
+                remove_folder(self.scratch)
 
 
 def scratch_path() -> str:
@@ -167,8 +167,11 @@ def scratch_path() -> str:
     return os.path.join(real_once(tempfile.gettempdir()), f"grue-box-{secrets.token_hex(8)}")  # noqa: PTH118
 
 
-def _remove(folder: str) -> None:
-    """Remove a folder, even if folders in it forbid all access, or have paths that are too long."""
+def remove_folder(folder: str) -> None:
+    """Remove a folder; on Linux even if folders in it forbid all access, or have paths that are too long."""
+    if sys.platform != "linux":
+        shutil.rmtree(folder)
+        return
     os.chmod(folder, 0o700)  # noqa: PTH101
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     prefix, count = f"{secrets.token_hex(8)}-", 0
