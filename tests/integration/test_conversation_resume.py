@@ -10,11 +10,18 @@ import pytest
 from media import PNG
 from talks import WIRES, changed_prefixes, chatty, runner_for, said_to
 
-from grue import Conversation, Recorder, Runner, TraceWriter, TurnRequest
+from grue import ContextPolicy, Conversation, Recorder, Runner, TraceWriter, TurnRequest
 from grue.errors import ConversationError
-from grue.messages import HistoryRewritten, ThoughtsDropped
+from grue.messages import HistoryRewritten, RewriteHistory, ThoughtsDropped
 from grue.protocol.chat_wire.formats import WireName
-from grue.testing.llm_server import LlmReply, LlmRequest, ScriptedLlmServer, error_reply
+from grue.testing.llm_server import (
+    ContextWindow,
+    LlmReply,
+    LlmRequest,
+    ScriptedLlmServer,
+    error_reply,
+    text_reply,
+)
 from grue.testing.providers.chat_rules import ProviderRules
 from grue.tracing.reading import read_episode
 
@@ -57,6 +64,28 @@ def test_a_conversation_goes_on_from_its_trace_as_if_nothing_had_happened(
     del server.requests[5:]
     assert resumed.ask("Question 5?").response == "Answer 5."
     assert changed_prefixes(server, wire) == 0
+
+
+def test_a_conversation_goes_on_from_its_trace_if_a_summary_was_refused_because_of_an_image(
+    tmp_path: Path,
+) -> None:
+    def answer(request: LlmRequest) -> LlmReply:
+        said = str(request.messages)
+        if "replaced by your summary" in said:
+            return error_reply(400, "weird") if "image_url" in said else text_reply("Much was said.")
+        return text_reply("seen")
+
+    recorder, writer = traced(tmp_path / "trace.jsonl")
+    with ScriptedLlmServer(answer, window=ContextWindow(8000)) as server:
+        policy = ContextPolicy(window_tokens=8000, reply_tokens=500)
+        talk = runner_for(server, recorder=recorder, context=policy).conversation("Look.", name="talk")
+        for number in range(8):
+            talk.ask("The troll is still here. " * 160, images=[PNG] if number == 0 else ())
+        writer.close()
+        bodies = [envelope.body for envelope in read_episode(tmp_path / "trace.jsonl").envelopes]
+        assert any(isinstance(body, RewriteHistory) for body in bodies)
+        resumed = Conversation.from_trace(tmp_path / "trace.jsonl", runner_for(server), name="talk")
+    assert resumed.history == talk.history
 
 
 def test_a_turn_of_its_own_can_be_continued_too(tmp_path: Path, server: ScriptedLlmServer) -> None:

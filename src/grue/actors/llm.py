@@ -115,7 +115,7 @@ class Asking:
 
     def _drop_attachments(self) -> None:
         rewritten = self._conversation.drop_attachments()
-        if rewritten is not None:
+        if rewritten is not None and not self._command.aside:  # an aside request uses a copy
             conversation = self._command.conversation
             self.say(m.HistoryRewritten(conversation=conversation, rewrite=rewritten, reason=REFUSED_MEDIA))
 
