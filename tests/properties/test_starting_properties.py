@@ -85,7 +85,8 @@ def test_the_list_that_is_offered_changes_only_if_a_server_lists_another_one(tur
         match entry.body:
             case SessionOpened(server=server, tools=tools):
                 # After a reconnect the list is offered anew in any case.
-                drifted = drifted or offered.pop(server, None) != {tool.name: tool for tool in tools}
+                before = offered.pop(server, None)
+                drifted = drifted or before != {tool.name: tool for tool in tools}
             case McpDisabled():
                 drifted = True
             case RequestCompletion(mode=OfferTools(tools=tools), request=request) if request > 1:
