@@ -229,10 +229,14 @@ class _Reader:
 
     def _has_only_defaults(self, found: object, made: object) -> bool:
         # A host's validator may read members that the schema lacks. Then `made` differs from the value that
-        # an empty object gives, and is accepted.
+        # an empty object gives, and is accepted. But if two empty objects give different values, for example
+        # because a default is a new id each time, `made` always differs, and is refused.
+        if not (isinstance(found, dict) and self._is_foreign(found)):
+            return False
         try:
-            return isinstance(found, dict) and self._is_foreign(found) and bool(made == self._convert({}))
-        except ValueError:
+            empty = self._convert({})
+            return bool(made == empty or empty != self._convert({}))
+        except Exception:  # noqa: BLE001 - {} is no value of the type, or an `__eq__` of the host raises
             return False
 
     def _is_foreign(self, found: dict[str, object]) -> bool:

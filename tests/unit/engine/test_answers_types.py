@@ -4,7 +4,8 @@ import datetime as dt
 import enum
 import json
 import socket
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
@@ -187,6 +188,38 @@ def test_an_object_without_a_member_of_the_type_is_refused(type_: Any, text: str
         spec.parse(text)
     assert spec.parse("{}") == AllOptional()
     assert spec.parse('{"a": 0}') == AllOptional()
+
+
+@dataclass
+class Stamped:
+    id: uuid.UUID = field(default_factory=uuid.uuid4)
+    score: int = 0
+
+
+@dataclass(eq=False)
+class Unequal:
+    score: int = 0
+
+
+class Incomparable(BaseModel):
+    score: int = 0
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError
+
+
+@pytest.mark.parametrize("type_", [Stamped, Unequal])
+def test_an_object_without_a_member_is_refused_also_if_values_of_the_type_are_never_equal(type_: Any) -> None:
+    """It was the answer, with the defaults of all members."""
+    spec = AnswerSpec.of(type_)
+    with pytest.raises(ValueError, match=r"^it has none of these members: (id, )?score$"):
+        spec.parse('{"error": "I cannot tell"}')
+    assert spec.parse('{"score": 3}').score == 3
+    assert spec.parse("{}").score == 0
+
+
+def test_an_eq_of_an_answers_type_that_raises_does_not_end_the_turn() -> None:
+    assert AnswerSpec.of(Incomparable).parse('{"error": "I cannot tell"}').score == 0
 
 
 def test_an_object_with_other_members_is_read_if_the_type_reads_them() -> None:
