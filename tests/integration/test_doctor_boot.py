@@ -17,6 +17,7 @@ from grue.cli import doctor as doctor_command
 from grue.cli.app import app
 from grue.hosts.servers import think
 from grue.messages import SessionOpened
+from grue.sandbox.box import Sandbox
 
 pytest.importorskip("mcp", reason="MCP servers need the extra: pip install 'grue[mcp]'")
 
@@ -144,6 +145,14 @@ def test_uv_offline_is_named_only_if_it_starts(project: Path) -> None:
     assert f'"command": "{uv}", "args": ["tool", "run", "--offline", "thinker"]' in doctor(
         project, "uvx", "thinker"
     )
+
+
+def test_the_interpreter_that_a_server_with_a_sandbox_names_is_not_run_outside_of_it(project: Path) -> None:
+    evil = script(project / "packages" / "python3", f"#!/bin/sh\ntouch {project / 'stolen'}\n")
+    own = script(project / "packages" / "thinker", f"#!{evil}\n")
+    assert doctor_command._interpreter_s(StdioServer(str(own), name="it", sandbox=Sandbox())) is None
+    assert not (project / "stolen").exists()
+    assert doctor_command._interpreter_s(StdioServer(str(own), name="it")) is not None
 
 
 @pytest.mark.slow

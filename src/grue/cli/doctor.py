@@ -181,7 +181,8 @@ def _interpreter_s(server: StdioServer) -> tuple[str, float] | None:
     command = _shebang(Path(server.command))
     name = PurePath(command[-1]).name if command else ""
     words = next((words for known, words in _DO_NOTHING.items() if name.startswith(known)), None)
-    if words is None:
+    # A server may have changed its own program: what that line names must not run outside of its sandbox.
+    if words is None or server.sandbox is not None:
         return None
     begun = time.monotonic()
     try:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue.errors import MCPError
-from grue.runtime.files import expanded
+from grue.runtime.files import expanded, read_regular
 from grue.runtime.large_data import LineTooLongError
 from grue.runtime.processes.child_process import ServerProcess
 from grue.runtime.processes.limits import ProcessLimits
@@ -246,9 +246,7 @@ def _is_plain(name: str) -> bool:
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _LARGEST_MANIFEST:
-            return {}
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path, _LARGEST_MANIFEST))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

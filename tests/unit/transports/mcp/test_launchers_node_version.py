@@ -1,7 +1,9 @@
 """R14: a Node that is too old for the server is named, with what to install; asked only after a failure."""
 
 import json
+import os
 import shlex
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,19 @@ async def test_a_package_that_npx_has_fetched_and_a_script_are_found(tools: Path
     script = fetched / "node_modules" / "server" / "dist" / "index.js"
     by_node = StdioServer(name="s", command=str(tools / "node"), args=("--no-warnings", str(script)))
     assert "needs Node.js >=22" in str(await advice(by_node))
+
+
+async def test_a_pipe_in_place_of_a_packages_description_is_not_waited_for(tools: Path) -> None:
+    package(tools.parent, "server", {})
+    description = tools.parent / "node_modules" / "server" / "package.json"
+    description.unlink()
+    os.mkfifo(description)
+    pipe = os.open(description, os.O_RDWR)
+    os.write(pipe, b'{"engines": {"node": ">=22"}}')
+    closing = threading.Timer(1, os.close, (pipe,))
+    closing.start()
+    assert await advice(npx(tools, "server")) is None
+    closing.join()
 
 
 async def test_thoughtbox_is_known_without_its_package(tools: Path) -> None:
