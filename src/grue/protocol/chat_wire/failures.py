@@ -415,8 +415,9 @@ STATUS_OF_TYPE = {  # by OpenAI's and Anthropic's names of errors, for errors wi
 
 def _plain_words(body: bytes) -> str:
     text = beginning(body[:80_000].decode("utf-8", "replace"), _MOST_READ)
-    title = says(r"<title[^>]*>([^<]{1,2000})", text)
-    return title[1] if title else re.sub(r"<[^>]*>", " ", text)
+    # A tag ends before the next `<`: otherwise thousands of `<` without a `>` would take quadratic time.
+    title = says(r"<title[^<>]*>([^<]{1,2000})", text)
+    return title[1] if title else re.sub(r"<[^<>]*>", " ", text)
 
 
 def describe(

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from case_tables import each_case
+from growth import assert_linear
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,6 +93,11 @@ def test_the_words_of_a_web_page_and_of_plain_text() -> None:
     )
     assert told(fault_of_status(500, b"<p>Out of <b>memory</b></p>")).message == "Out of memory"
     assert told(fault_of_status(503, b"")).message == ""
+
+
+@pytest.mark.parametrize("tag", ["<", "<title"])
+def test_a_web_page_of_tags_that_do_not_end_is_read_in_linear_time(tag: str) -> None:
+    assert_linear(lambda page: fault_of_status(500, page), 16_000, lambda size: (tag * size)[:size].encode())
 
 
 def test_a_redirect_says_where_to() -> None:
