@@ -24,6 +24,7 @@ from grue.policies import ApprovalDecision, ApprovalQuestion, ToolPolicy
 from grue.protocol.json_text import strict_text
 from grue.protocol.tools.names import read_arguments
 from grue.protocol.tools.policy import own_copies, read_decisions, settled, terms_of
+from grue.runtime.files import is_terminal
 from grue.runtime.loops.beside_loop import call_in_daemon_thread
 from grue.runtime.loops.host_code import HostCodeFailed, host_code
 from grue.runtime.safe_text import printable, shown_whole
@@ -313,7 +314,7 @@ def ask_at_terminal(questions: tuple[ApprovalQuestion, ...]) -> list[ApprovalDec
 
 
 def _ask(question: ApprovalQuestion) -> ApprovalDecision:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         return question.deny("it needs an approval, and there is no terminal to ask at")
     rows = shown_whole(question.arguments)
     if rows is None:

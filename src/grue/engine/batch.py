@@ -24,6 +24,7 @@ from grue.engine.current_episode import Episode
 from grue.engine.turn import BatchItem, EpisodeMemory, HostTurn, TurnOutcome, TurnRequest, TurnSettings
 from grue.errors import MCPError
 from grue.protocol.context.history import History, Ledger, SaidStep, take_step
+from grue.runtime.files import is_terminal
 from grue.runtime.loops.interrupts import defer_interrupts
 from grue.runtime.loops.loop_thread import Call, cancel_and_wait
 from grue.runtime.loops.sync_edge import in_notebook
@@ -311,7 +312,7 @@ Draw: TypeAlias = Callable[[int, int | None, str], None]
 @contextlib.contextmanager
 def drawn_progress() -> Iterator[Draw]:
     """Yield a function that shows progress on standard error, at a terminal or in a notebook only."""
-    if not in_notebook() and not sys.stderr.isatty():
+    if not in_notebook() and not is_terminal(sys.stderr):
         yield lambda _done, _total, _words: None
         return
     # In a notebook the bar is plain text in one line, because rich would need a package for widgets there.
@@ -326,7 +327,7 @@ def _as_a_bar() -> Iterator[Draw]:
 
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     # What the program prints to the terminal appears above the bar.
-    with Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty()) as bar:
+    with Progress(*columns, console=Console(stderr=True), redirect_stdout=is_terminal(sys.stdout)) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total, words: bar.update(task, completed=done, total=total, description=words)
 

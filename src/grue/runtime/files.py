@@ -25,6 +25,12 @@ def os_cause(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+def is_terminal(stream: object) -> bool:
+    """`True` if a standard stream is a terminal; it may be closed, or `None` as in a daemon."""
+    isatty = getattr(stream, "isatty", None)
+    return isatty is not None and not getattr(stream, "closed", False) and bool(isatty())
+
+
 @contextmanager
 def os_errors_as(kind: Callable[..., MCPError], doing: str, **about: str) -> Iterator[None]:
     """Raise an `OSError` of the system in the block as `kind("Cannot DOING: CAUSE.", **about)`."""

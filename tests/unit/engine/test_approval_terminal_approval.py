@@ -27,6 +27,22 @@ class Terminal(io.StringIO):
         return True
 
 
+def closed() -> Terminal:
+    stream = Terminal()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stdin", [None, closed(), object()])
+def test_without_a_usable_standard_input_the_call_is_denied(
+    monkeypatch: pytest.MonkeyPatch, stdin: object
+) -> None:
+    """In a daemon, `sys.stdin` is `None`."""
+    monkeypatch.setattr("sys.stdin", stdin)
+    (decision,) = ask_at_terminal((QUESTION,))
+    assert (decision.verdict, "no terminal to ask at" in decision.reason) == ("deny", True)
+
+
 @pytest.mark.parametrize(
     ("typed", "verdict"),
     [("y\n", "approve"), (" YES \n", "approve"), ("n\n", "deny"), ("\n", "deny"), ("", "deny")],

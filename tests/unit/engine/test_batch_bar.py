@@ -37,6 +37,12 @@ def test_a_notebook_has_a_bar_and_no_warning(notebook: None, capsys: pytest.Capt
     assert "\x1b" not in shown
 
 
+def test_without_standard_error_no_bar_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a daemon, `sys.stderr` is `None`."""
+    monkeypatch.setattr("sys.stderr", None)
+    assert [item.index for item in with_bar(items(2), range(2))] == [0, 1]
+
+
 def test_a_batch_of_unknown_length_is_counted(notebook: None, capsys: pytest.CaptureFixture[str]) -> None:
     list(with_bar(items(3), iter(())))
     assert capsys.readouterr().err.split("\r")[-1] == "3 turns, 1 failed\n"
