@@ -628,7 +628,7 @@ class HostTurn(Generic[T]):
             servers=servers_for(request.tools, settings.wiring.servers),
             tools=None if isinstance(request.tools, bool) else tuple(map(well_formed, request.tools)),
             answer=self.answer.schema,
-            fallback=recorded_fallback(self.answer),
+            fallback=None if self.answer.fallback is None else recorded_fallback(self.answer),
             limits=limits,
             policy=policy,
             support_check=self._support_check(),

@@ -27,8 +27,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def closed() -> Terminal:
-    stream = Terminal()
+def closed() -> io.StringIO:
+    stream = io.StringIO()
     stream.close()
     return stream
 
