@@ -10,7 +10,8 @@ the user before it is written, and a description must not choose anything that t
   docker and podman get the description's options, such as mounts.
 - A `${NAME}` in the entry is refused unless it stands for a folder, or for an environment variable that grue
   shows to the user. Any other would read the user's environment unseen when the server starts.
-- An entry with characters that a terminal acts on is refused.
+- An entry with characters that a terminal acts on is refused, and one with folders in `PYTHONPATH` or
+  `NODE_PATH` that are not the bundle's own: the server's sandbox would open them.
 """
 
 import re
@@ -37,6 +38,7 @@ _T = TypeVar("_T")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _EXPRESSION = re.compile(r"\$\{([^}]*)(\}?)")
+_OPENED = ("PYTHONPATH", "NODE_PATH")  # a sandbox opens the folders that these variables name
 _MOST_ARGUMENTS = 100
 _MOST_CHARS = 4096
 
@@ -271,6 +273,13 @@ class _Entry:
                     raise MCPConfigError(
                         f"The description has {_quoted(text)}: a '${{...}}' would read your environment."
                     )
+        own = f"${{workspaceFolder}}/{BUNDLES}/{self.name}/" if kind == BUNDLE else None
+        for key in _OPENED if kind != "oci" else ():
+            for each in filter(None, self.entry.get("env", {}).get(key, "").split(":")):
+                inside = own is not None and (f"{each}/".startswith(own) or each[0] not in "/$")
+                if each not in self.paths and (not inside or ".." in PurePosixPath(each).parts):
+                    fault = f"The description sets {key} to {_quoted(each)}, which its sandbox would open."
+                    raise MCPConfigError(fault)
         if len(self.entry.get("args", ())) > _MOST_ARGUMENTS or any(
             len(t) > _MOST_CHARS for t in _texts(self.entry)
         ):
