@@ -448,10 +448,10 @@ def _usage(usage: m.JsonObject) -> m.Usage:
     written = w.tokens(usage.get("cache_creation_input_tokens"))
     details = w.as_object(usage.get("output_tokens_details"))
     return w.usage_of(
+        usage,
         input_tokens=w.tokens(usage.get("input_tokens")) + cached + written,
         output_tokens=usage.get("output_tokens"),
         cached_tokens=cached,
         cache_write_tokens=written,
         reasoning_tokens=details.get("thinking_tokens", details.get("reasoning_tokens")),
-        cost_usd=usage.get("cost"),
     )

@@ -186,12 +186,12 @@ def _token_id(entry: m.JsonObject) -> object:
 def _usage(usage: m.JsonObject) -> m.Usage:
     prompt = w.as_object(usage.get("prompt_tokens_details"))
     return w.usage_of(
+        usage,
         input_tokens=usage.get("prompt_tokens"),
         output_tokens=usage.get("completion_tokens"),
         cached_tokens=prompt.get("cached_tokens", usage.get("prompt_cache_hit_tokens")),
         cache_write_tokens=prompt.get("cache_write_tokens"),
         reasoning_tokens=w.as_object(usage.get("completion_tokens_details")).get("reasoning_tokens"),
-        cost_usd=usage.get("cost"),
     )
 
 

@@ -532,10 +532,10 @@ def _reasoning(items: Iterable[m.JsonObject]) -> str | None:
 def _usage(usage: m.JsonObject) -> m.Usage:
     prompt = w.as_object(usage.get("input_tokens_details"))
     return w.usage_of(
+        usage,
         input_tokens=usage.get("input_tokens"),
         output_tokens=usage.get("output_tokens"),
         cached_tokens=prompt.get("cached_tokens"),
         cache_write_tokens=prompt.get("cache_write_tokens"),
         reasoning_tokens=w.as_object(usage.get("output_tokens_details")).get("reasoning_tokens"),
-        cost_usd=usage.get("cost"),
     )

@@ -268,9 +268,14 @@ def tokens(value: object) -> int:
     return int(value) if isinstance(value, int | float) and 0 <= value < _ABSURD else 0
 
 
-def usage_of(*, cost_usd: object, **counts: object) -> m.Usage:
+def usage_of(usage: m.JsonObject, **counts: object) -> m.Usage:
     """Return the usage of a reply, from values of any type. `counts` have the names of `Usage`'s fields."""
-    return m.Usage(**{name: tokens(count) for name, count in counts.items()}, cost_usd=cost(cost_usd))
+    cost_usd = cost(usage.get("cost"))
+    if usage.get("is_byok") is True:
+        # With a provider's key of the user's own, `cost` is OpenRouter's fee, without the provider's bill.
+        billed = cost(as_object(usage.get("cost_details")).get("upstream_inference_cost"))
+        cost_usd = cost_usd if billed is None else billed + (cost_usd or 0.0)
+    return m.Usage(**{name: tokens(count) for name, count in counts.items()}, cost_usd=cost_usd)
 
 
 def cost(value: object) -> float | None:

@@ -8,8 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire_bodies import JSON_VALUES
 
+from grue.messages import Usage
 from grue.protocol.chat_wire.failures import Fault
-from grue.protocol.chat_wire.wire_format import CallIds, cost, read_call, read_object, text_of, tokens
+from grue.protocol.chat_wire.wire_format import (
+    CallIds,
+    cost,
+    read_call,
+    read_object,
+    text_of,
+    tokens,
+    usage_of,
+)
 from grue.protocol.tools.names import WireNames
 
 NAMES = WireNames("encoded", ["s.t"])
@@ -81,6 +90,23 @@ def test_any_parts_make_a_call(call_id: object, name: object, sent: object) -> N
     assert call.call_id
     assert call.name
     assert isinstance(call.arguments, str)
+
+
+@each_case(
+    "usage, cost_usd",
+    [
+        ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.5}}, 0.5),
+        ({"cost": 0.25, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.5}}, 0.75),
+        ({"cost": 0.5, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.5}}, 0.5),
+        ({"cost": 0.5, "is_byok": True, "cost_details": None}, 0.5),
+        ({"is_byok": True, "cost_details": {"upstream_inference_cost": 0.5}}, 0.5),
+        ({}, None),
+    ],
+)
+def test_the_bill_of_a_provider_with_a_key_of_ones_own_counts(
+    usage: dict[str, object], cost_usd: float | None
+) -> None:
+    assert usage_of(usage, input_tokens=1) == Usage(input_tokens=1, cost_usd=cost_usd)
 
 
 def test_names_come_back_canonical() -> None:
