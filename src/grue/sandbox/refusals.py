@@ -182,6 +182,9 @@ def _about_path(
     word = "" if word == _CONNECT else word
     folder = real if real in broken else os.path.dirname(real)  # noqa: PTH120
     access = [access for place, access in opened if within(real, place)]
+    readable = any(each & READ_FILE for each in access)
+    if readable and not word and _is_program(real) and not _may_start(real, opened):
+        return _said("start", path, "execute")
     if any(each & WRITE_FILE for each in access):
         return None  # the box allows writing here, so the refusal came from the file's own permissions
     if folder in broken and not access:
@@ -190,9 +193,6 @@ def _about_path(
             f" there at the start, and nothing can be made there. Move what is hidden out of {folder}, or"
             " work in a subfolder that holds nothing hidden."
         )
-    readable = any(each & READ_FILE for each in access)
-    if readable and not word and _is_program(real) and not _may_start(real, opened):
-        return _said("start", path, "execute")
     # Reading a missing file does not end with "permission denied", so the program wanted to make the file.
     parent = os.path.dirname(real)  # noqa: PTH120
     in_folder = word in _OF_FOLDERS or _is_absent(real)

@@ -32,7 +32,7 @@ class FakeToolServer:
     """A fake tool server. Pass it to a `Runner` in `servers`.
 
     Attributes:
-        name: The server's name in errors. The names of its tools begin with its key in `servers` instead.
+        name: The server's name if a test uses it without a `Runner`. A `Runner` uses its key in `servers`.
         calls: Bare name and arguments of every call, in order, failed ones included.
         sessions: How many connections were attempted, failed ones included.
     """

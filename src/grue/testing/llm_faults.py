@@ -32,7 +32,7 @@ def dripping(reply: LlmReply = _GOOD_REPLY, *, size: int = 1, every_s: float = 0
 
 def reset(reply: LlmReply = _GOOD_REPLY, *, after: float | None = None) -> LlmReply:
     """Return a reply that ends in a reset (RST) after the fraction `after`; `None`: before any data."""
-    return replace(reply, then="reset", after=after, body=b"" if after is None else reply.body)
+    return LlmReply(then="reset") if after is None else replace(reply, then="reset", after=after)
 
 
 def broken_off(reply: LlmReply = _GOOD_REPLY, *, after: float = 0.5) -> LlmReply:

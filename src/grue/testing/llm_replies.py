@@ -31,7 +31,8 @@ class LlmReply(Struct, frozen=True, kw_only=True):
             events. `None`: with `keep`, the whole reply; else `body` alone, without status line and headers.
         pace: How slowly to send the body; `None`: without pauses.
         amid: What to send in the middle of a stream: bytes, or `error` for an error event that ends the
-            stream. `after` is then the fraction of the events before it, by default half.
+            stream. `after` is then the fraction of the events before it, by default half; `then` comes after
+            the last event. A reply that is not streamed is sent whole.
         gzip: How many times the body, or each event of a stream, is compressed; 0: not at all.
         events: The events of a stream, sent instead of the body. The server sets them.
     """

@@ -141,8 +141,12 @@ def _compressed(reply: LlmReply) -> LlmReply:
     return reply
 
 
+def _is_raw(reply: LlmReply) -> bool:
+    return reply.then != "keep" and reply.after is None and not reply.amid
+
+
 def _pieces(reply: LlmReply) -> Iterator[bytes]:
-    if reply.then != "keep" and reply.after is None:
+    if _is_raw(reply):
         yield reply.body
         return
     if reply.events:
@@ -458,8 +462,7 @@ def _wake(connection: socket.socket) -> None:
 
 def _rendered(said: LlmReply, dialect: Dialect, request: Json) -> tuple[LlmReply, dict[str, list[Json]]]:
     """Return `said`, in `dialect` if possible, and the reasoning that later requests must repeat."""
-    raw = said.then != "keep" and said.after is None
-    reply = None if raw else dialect.reply(said.body, said.status, request)
+    reply = None if _is_raw(said) else dialect.reply(said.body, said.status, request)
     if reply is None:
         return _unless_streamed(said), {}
     try:

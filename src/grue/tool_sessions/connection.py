@@ -1,12 +1,13 @@
 """The interface between a session actor and a tool server, which each kind of tool server implements."""
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPError
@@ -16,7 +17,7 @@ from grue.protocol.tools.results import INTERRUPTED
 from grue.runtime.actor import Note
 from grue.runtime.loops.host_code import calling
 from grue.runtime.processes.limits import ServerExit
-from grue.tool_sessions.failures import ToolRefusedError
+from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 
 T = TypeVar("T")
 
@@ -230,14 +231,14 @@ class WrappedConnection:
 class HostsConnection(WrappedConnection):
     """A connection that the host's `connect` makes, with checks of what its methods return.
 
-    Raises `TypeError` if `connect`, `open`, `refusal` or a call returns a value of a wrong type, and
-    `ValueError` if the trace could not be read because of a tool's definition. These errors, and those that
-    the host's methods raise, are marked as the host's. In place of a result that cannot be recorded, the
-    model gets an error.
+    Raises `TypeError` if `connect` or a method returns a value of a wrong type, and `ValueError` if the trace
+    could not be read because of a tool's definition. These errors, and those that the host's methods raise,
+    are marked as the host's; a `ServerFailed` gets the server's name. In place of a result that cannot be
+    recorded, the model gets an error.
     """
 
     def __init__(self, connect: Connect, server: m.ServerName, note: Note) -> None:
-        self._connect = connect
+        self._connect, self._server = connect, server
         with self._calling():
             connection = connect(note)
             if not hasattr(connection, "open"):  # then the function is probably meant as a tool
@@ -247,8 +248,15 @@ class HostsConnection(WrappedConnection):
                 )
         super().__init__(connection)
 
-    def _calling(self) -> contextlib.AbstractContextManager[None]:
-        return calling(self._connect, "the server")
+    @contextlib.contextmanager
+    def _calling(self) -> Iterator[None]:
+        with calling(self._connect, "the server"):
+            try:
+                yield
+            except ServerFailed as failed:  # the host's class may have another name for the server
+                if failed.failure.server == self._server:
+                    raise
+                raise ServerFailed(replace(failed.failure, server=self._server)) from failed
 
     async def __aenter__(self) -> Self:
         with self._calling():
@@ -290,7 +298,7 @@ class HostsConnection(WrappedConnection):
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
         """Send any request; raises `MCPError` if the host's connection cannot."""
         with self._calling():
-            return await request(self._connection, method, params, timeout_s)
+            return _returned(dict, await request(self._connection, method, params, timeout_s))
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
         """Return why the host's connection would refuse to send this call; `None`: no reason is known."""
@@ -301,7 +309,7 @@ class HostsConnection(WrappedConnection):
     async def still_there(self, timeout_s: float) -> bool:
         """Return whether the session seems usable."""
         with self._calling():
-            return await still_there(self._connection, timeout_s)
+            return _returned(bool, await still_there(self._connection, timeout_s))
 
     @property
     def status(self) -> ConnectionStatus:

@@ -35,6 +35,7 @@ from grue.policies import FailurePolicy
 from grue.protocol.tools.results import SKIPPED_AFTER_DEATH, SKIPPED_AFTER_TIMEOUT
 from grue.protocol.turn.connection import ConnectionState, Disabled, Proven, Untried
 from grue.runtime.actor import Mailbox, Supervisor
+from grue.runtime.loops.host_code import raised_by
 from grue.runtime.trace.format import is_deeper
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.tool_sessions.connection import ConnectionStatus, HostsConnection, Listing, WrappedConnection
@@ -307,6 +308,22 @@ async def test_a_hosts_status_that_the_trace_could_not_hold_is_refused(told: Any
     server.connect = lambda _note: Wrong(server, "ok")  # type: ignore[method-assign]
     with pytest.raises(ActorCrashed, match=rf"{why}.*\n.*own code raised it"):
         await of_host(server).play(open_session())
+
+
+async def test_a_hosts_method_that_returns_a_wrong_type_is_named_as_the_hosts() -> None:
+    async def wrong(*_: object) -> list[str]:
+        return ["wrong"]
+
+    server = ScriptedServer()
+    own = server.connect(lambda *_: None)  # type: ignore[arg-type, return-value]
+    for name in ("request", "still_there"):
+        setattr(own, name, wrong)
+    hosts = HostsConnection(lambda _note: own, ServerName("a"), Recorder().record)  # type: ignore[arg-type]
+
+    for asked in (hosts.request("m", {}, 1), hosts.still_there(1)):
+        with pytest.raises(TypeError, match="a method of the connection returned list, not") as raised:
+            await asked
+        assert raised_by(raised.value).startswith("the server ")
 
 
 # --- Connects that fail ---

@@ -58,6 +58,19 @@ def test_a_relative_path_is_one_of_the_working_folder(text: str, tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize("access", [READ, READ | WRITE])
+def test_a_program_in_an_open_folder_that_may_not_be_started_is_named(tmp_path: Path, access: int) -> None:
+    tool = tmp_path / "d/tool"
+    tool.parent.mkdir()
+    tool.touch(mode=0o755)
+    text, folder = "sh: 1: d/tool: Permission denied", str(tmp_path)
+    rules = (Rule(str(tool.parent), access),)
+    (found,) = refusals(text, rules, (), network="none", folder=folder)
+    assert f'start {tool}. To allow it: "execute": ["{tool}"]' in found
+    rules = (Rule(str(tool.parent), READ | WRITE | EXECUTE),)
+    assert refusals(text, rules, (), network="none", folder=folder) == ()
+
+
 def test_a_program_that_begins_its_text_with_its_own_path_was_not_refused_that_path() -> None:
     rules = (Rule("/usr", READ | EXECUTE), Rule("/bin", READ | EXECUTE))
     (found,) = refusals("/bin/sh: cat: /etc/shadow: Permission denied", rules, (), network="none")

@@ -92,6 +92,13 @@ def test_it_fails_to_start_as_often_as_told(cave: FakeToolServer) -> None:
     assert cave.sessions == 2
 
 
+def test_errors_name_the_server_as_the_runner_does() -> None:
+    server = FakeToolServer("another")
+    server.fails_to_start()
+    with pytest.raises(MCPServerStartupError, match="Failed to start MCP server 'cave': told to fail"):
+        play(server)
+
+
 def test_the_model_sees_what_was_listed(cave: FakeToolServer) -> None:
     schema = {"type": "object", "properties": {"where": {"type": "string"}}}
     cave.answers("look", description="Look around.", schema=schema)

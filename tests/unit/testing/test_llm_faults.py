@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from grue.testing.leftovers import assert_nothing_left
 from grue.testing.llm_faults import (
@@ -51,11 +52,11 @@ def got(reply: LlmReply) -> httpx.Response:
         return post(server)
 
 
-def on_the_wire(server: ScriptedLlmServer) -> socket.socket:
+def on_the_wire(server: ScriptedLlmServer, **more: Any) -> socket.socket:
     """Send a request and return its socket."""
     port = int(server.base_url.rpartition(":")[2].partition("/")[0])
     wire = socket.create_connection(("127.0.0.1", port), timeout=60)
-    body = json.dumps(ASKED).encode()
+    body = json.dumps({**ASKED, **more}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     wire.sendall(head.encode() + body)
     return wire
@@ -85,19 +86,42 @@ def test_a_drip_takes_its_time_and_is_whole() -> None:
     assert time.monotonic() - started >= 0.1
 
 
-@pytest.mark.parametrize("after", [None, 0.5], ids=["in place of a reply", "in its middle"])
-def test_a_reset(after: float | None) -> None:
+@pytest.mark.parametrize(
+    "reply",
+    [reset(SOUND), reset(error_in_stream(SOUND)), reset(SOUND, after=0.5)],
+    ids=["in place of a reply", "in place of a stream", "in its middle"],
+)
+def test_a_reset(reply: LlmReply) -> None:
+    into = bytearray()
     with (
-        serving(reset(SOUND, after=after)) as server,
+        serving(reply) as server,
         on_the_wire(server) as wire,
         pytest.raises(ConnectionResetError),
     ):
-        received(wire, bytearray())
+        received(wire, into)
+    assert reply.after is not None or not into
 
 
 def test_less_than_promised() -> None:
     with pytest.raises(httpx.RemoteProtocolError, match="without sending complete message body"):
         got(broken_off(SOUND))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [broken_off(error_in_stream(SOUND)), replace(SOUND, amid="error", then="drop")],
+    ids=["at a place", "in the middle"],
+)
+def test_a_connection_that_is_dropped_after_an_error_in_a_stream(reply: LlmReply) -> None:
+    into = bytearray()
+    with serving(reply) as server, on_the_wire(server, stream=True) as wire:
+        received(wire, into)
+    head, _, events = bytes(into).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"Content-Type: text/event-stream" in head
+    assert b"broke off" in events.rpartition(b"data: ")[2]
+    assert not events.endswith(b"0\r\n\r\n"), "the stream has no proper end"
+    assert got(reply).json() == json.loads(SOUND.body), "this reply is not streamed"
 
 
 def test_truncated_json_has_its_right_length() -> None:
