@@ -146,18 +146,25 @@ def real_once(path: str) -> str:
 def real_path(path: str) -> str:
     """Do the same as `os.path.realpath`; on Linux the kernel resolves the path, which is often faster."""
     if sys.platform != "linux":
-        return os.path.realpath(path)
+        return _real_path(path)
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return os.path.realpath(path)
+        return _real_path(path)
     try:
         found = os.readlink(f"/proc/self/fd/{place}")  # noqa: PTH115
     except OSError:  # /proc is not mounted
-        return os.path.realpath(path)
+        return _real_path(path)
     finally:
         os.close(place)
-    return os.path.realpath(path) if found[0] != "/" or found.endswith(" (deleted)") else found
+    return _real_path(path) if found[0] != "/" or found.endswith(" (deleted)") else found
+
+
+def _real_path(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except RecursionError:  # a boxed program may have made a thousand links, each to the next
+        return os.path.abspath(path)  # noqa: PTH100
 
 
 def packages_of(folder: str) -> str | None:

@@ -79,7 +79,7 @@ def refusals(
         if len(paths) < _MOST_PATHS and _DENIED.search(line):
             speaker = _SPEAKER.match(line)
             plain = speaker is not None and speaker[1].isprintable()
-            if speaker and plain and _may_start(os.path.realpath(speaker[1]), opened):
+            if speaker and plain and _may_start(real_path(speaker[1]), opened):
                 line = line[speaker.end() :]
             rest = _QUOTED.sub(" ", line)
             named = [*_QUOTED.findall(line), *_PLAIN.findall(rest), *_in_folder(folder, line)]
@@ -174,7 +174,7 @@ def _said(verb: str, path: str, key: str, entry: str = "") -> str:
 def _about_path(
     path: str, opened: list[tuple[str, int]], broken: Sequence[str], *, word: str, unix_sockets: bool
 ) -> str | None:
-    real = os.path.realpath(os.path.expanduser(path))  # noqa: PTH111
+    real = real_path(os.path.expanduser(path))  # noqa: PTH111
     if _is_socket(real) or (word == _CONNECT and _is_absent(real)):
         if unix_sockets:
             return None

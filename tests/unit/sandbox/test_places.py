@@ -394,3 +394,13 @@ def test_what_a_pth_file_adds_is_seen_at_the_next_start(home: Path) -> None:
     (site / "a.pth").unlink()
     os.utime(site, (3, 3))
     assert opened() == {"three"}
+
+
+def test_a_path_through_thousands_of_links_is_opened_as_it_is(home: Path) -> None:
+    for number in range(3000):
+        (home / "work" / f"l{number + 1}").symlink_to(f"l{number}")
+    last = str(home / "work" / "l3000")
+    places = places_of(
+        Sandbox(read=(last,)), program="/bin/cat", args=(), cwd=str(home), env={}, scratch="/nonexistent"
+    )
+    assert last in places.opened

@@ -13,6 +13,14 @@ from grue.sandbox.refusals import refusals
 RULES = (Rule("/usr", READ), Rule("/bin", READ), Rule("/srv/open", READ | WRITE))
 
 
+def test_a_path_through_thousands_of_links_is_no_error(tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / f"l{number + 1}").symlink_to(f"l{number}")
+    (found,) = refusals(f"open '{tmp_path}/l3000': Permission denied", RULES, (), network="none")
+    assert f"read {tmp_path}/l3000" in found
+    assert refusals(f"{tmp_path}/l3000: Permission denied", RULES, (), network="none")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
