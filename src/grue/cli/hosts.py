@@ -1,4 +1,7 @@
-"""Load the facts of installed hosts (programs that run turns): messages that only they put into a trace."""
+"""Import the modules in which installed hosts (programs that run turns) define their facts.
+
+A fact is a kind of message that only a host puts into a trace.
+"""
 
 from contextlib import suppress
 from importlib import import_module

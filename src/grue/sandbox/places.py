@@ -442,7 +442,8 @@ def _around(rule: Rule, hidden: list[str], broken: dict[str, None]) -> Iterator[
 def _is_interpreter(path: str) -> bool:
     """Return whether a path is a well-known interpreter, but not one in a virtual environment.
 
-    With one in an environment, a box would also open the environment, and what its `.pth` files list.
+    For an interpreter in an environment, a box would also open that environment, and what its `.pth` files
+    list. So a program must not be able to plant one.
     """
     folder, name = os.path.split(path)
     environment = f"{os.path.dirname(folder)}/pyvenv.cfg"  # noqa: PTH120

@@ -379,7 +379,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             finally:
                 self._working.discard(thread)
 
-        # Remember the threads that this call starts: the executor keeps them, so later they may be idle.
+        # Remember the threads that this call starts. The executor keeps them after the work, and while they
+        # are idle, `threads_at_work` must not count them.
         before = set(threading.enumerate())
         call = super().run_in_executor(executor, work)
         self._workers |= set(threading.enumerate()) - before

@@ -213,10 +213,10 @@ def _test_of(pattern: str) -> tuple[_Test, _Test]:
             "the pattern is not a regular expression, has look-around or back references, or is too large;"
             " to find a text as it is, put a backslash before each special character"
         )
-    # In a block, (?m) lets ^ and $ match at each line, but \A, \z and \Z match only at the block's ends.
-    # So a pattern with one of them has no quick test. Nor has one with an inline flag `-m` or `R`, such as
-    # `(?-m:^a)`, which changes where ^ and $ match.
-    quick = None if re.search(r"\\[AzZ]|\(\s*\?[a-zA-Z]*[-R]", pattern) else _compiled(f"(?m){pattern}")
+    # In a block, (?m) lets ^ and $ match at each line, but \A and \z match only at the block's ends (\Z is
+    # refused above). So a pattern with one of them has no quick test. Nor has one with an inline flag `-m` or
+    # `R`, such as `(?-m:^a)`, which changes where ^ and $ match.
+    quick = None if re.search(r"\\[Az]|\(\s*\?[a-zA-Z]*[-R]", pattern) else _compiled(f"(?m){pattern}")
     return test, quick or (lambda _: True)
 
 

@@ -106,7 +106,8 @@ class BatchFolder(Closing):
         try:
             with self.using():
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # "" is `path` itself: as the parent of a folder (`parents=True`), it would not get the mode.
+                # "" is `path` itself. If `mkdir` made it only as the parent of "turns", it would have the
+                # default mode.
                 for name in ("", "turns", "requests", "submissions", "replies"):
                     (path / name).mkdir(mode=0o700, exist_ok=True)
                 self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
