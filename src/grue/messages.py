@@ -723,8 +723,8 @@ class CompletionReceived(Message, frozen=True, kw_only=True):
         reasoning: The model's reasoning text, for people; never used as an answer.
         finish_reason: Why the reply ended. Words of chat completions, such as `stop`, `length` and
             `tool_calls`, are used for every wire format; for other reasons, the endpoint's own words.
-        usage: Sum over all tries of this request. Tokens that the endpoint does not report are estimated, but
-            not those of a host's own LLM client.
+        usage: Sum over all tries of this request. If the endpoint reports no tokens for a try, those of its
+            input and output are estimated, but not for a host's own LLM client.
         echo: What later requests must send back to the provider with this reply. Old traces lack this field.
         prompt_tokens: Tokens of the prompt of the last try; 0: the endpoint has not counted them.
         stopped: The endpoint's word for why it stopped the reply, other than for its length; else empty.

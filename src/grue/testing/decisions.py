@@ -102,8 +102,8 @@ def _compared(wanted: Called, call: m.ToolCallRecord) -> list[tuple[str, object,
 
 
 def _same(wanted: object, found: object) -> bool:
-    # `==` lets `unittest.mock.ANY` stand for every value, but it also takes `True` for 1. Such a pair is found
-    # as a difference of the JSON although `==` calls its two values equal.
+    # `==` lets `unittest.mock.ANY` stand for every value, but it also takes `True` for 1. Such a pair is a
+    # difference of the JSON although `==` calls its two values equal.
     differing = Comparison().differences(as_json(wanted), as_json(found))
     return wanted == found and not any(each.left == each.right for each in differing)
 

@@ -51,7 +51,7 @@ class SpanNote(NamedTuple):
 class FailureWords(NamedTuple):
     """The texts for a failure, one for each place that shows it. Parts of them are untrusted."""
 
-    short: str  # the text in the line about the message
+    short: str  # the text in the line of `grue trace show`
     sentence: str  # the text in the logs
     error_type: str  # one of a few fixed words, suitable for metrics
     detail: str  # the text in a span, which shows `error_type` too

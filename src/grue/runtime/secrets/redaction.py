@@ -209,7 +209,9 @@ class _SecretIndex(NamedTuple):
         if self.in_lines and (has_escape or b"\n" in written or b"\r" in written):
             if len(written) > _SHORT_TEXT:
                 return _CUT in written or _FULL_LINE in written.translate(_LINES)
-            for probe in self.in_lines:  # not `_FULL_LINE`: the text may be a piece that begins within a line
+            # A short text may be a piece that begins in the middle of an encoded line: the rest of that line
+            # may be too short for `_FULL_LINE`.
+            for probe in self.in_lines:
                 if probe in written:
                     return True
         return _CUT in written and bool(self.secrets)
