@@ -184,19 +184,23 @@ class BatchDesk:
                 await patience.after(broken.fault)
 
     async def _look(self, record: Submission) -> list[str]:
+        try:
+            return await self._settled(record)
+        except BatchRefused as refused:
+            if refused.failure.status == 404 and record.state == "sent":
+                # Such as when damaged replies are fetched again after months.
+                file = self._folder.submission_of(record.number)
+                remedy = f"If the provider has removed the batch, remove {file}: its requests are sent again."
+                refused.failure = replace(refused.failure, remedy=remedy)
+            raise
+
+    async def _settled(self, record: Submission) -> list[str]:
         if record.state == "sending":
             record = await self._submit(record, unsure=True)
             if record.state == "sending":
                 return []
         ask = partial(self._endpoint.call, "GET", f"{self._form.path}/{record.batch_id}")
-        try:
-            state = await self._surely("a batch", self._state_in, ask)
-        except BatchRefused as refused:
-            if refused.failure.status == 404:  # such as when damaged replies are fetched again after months
-                file = self._folder.submission_of(record.number)
-                remedy = f"If the provider has removed the batch, remove {file}: its requests are sent again."
-                refused.failure = replace(refused.failure, remedy=remedy)
-            raise
+        state = await self._surely("a batch", self._state_in, ask)
         if state.state == "running":
             self._refuse_overdue(state, record)
             return []
@@ -272,6 +276,8 @@ class BatchDesk:
                 yield b""
                 return
             if isinstance(piece, Fault):
+                if piece.status is not None and _is_final(piece.status, piece):
+                    raise BatchRefused(self._endpoint.describe(piece))
                 raise _BrokenOff(piece)
             *lines, tail = piece.split(b"\n")
             for line in lines:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from msgspec.structs import replace
 
@@ -210,6 +211,36 @@ async def test_a_batch_that_the_provider_does_not_have_can_be_sent_again(tmp_pat
         with pytest.raises(BatchRefused) as refused:
             await desk._look(Submission(number=1, state="sent", batch_id="b1"))
     assert (f"remove {tmp_path}/submissions/0001.json:" in refused.value.failure.remedy) is (status == 404)
+
+
+@pytest.mark.parametrize("status", [302, 404])
+async def test_results_that_the_provider_refuses_are_not_asked_for_again_and_again(
+    tmp_path: Path, status: int
+) -> None:
+    batch = {"id": "b1", "status": "completed", "output_file_id": "f1"}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/content"):
+            return httpx.Response(status, json={"error": {"message": "No such File object: f1"}})
+        return httpx.Response(200, json=batch)
+
+    async def sleep(_: float) -> None:
+        raise AssertionError("it waits")
+
+    manifest = BatchManifest(address="http://127.0.0.1/v1", model="m", wire="responses")
+    settings = LlmSettings(model="m", base_url="http://127.0.0.1/v1")
+    async with LlmEndpoint(settings, transport=httpx.MockTransport(answer)) as endpoint:
+        with BatchFolder(tmp_path, manifest, OpenAIBatches()) as files:
+            item = files.item_of(1, 1, b"{}")
+            files.want(item, "/responses", b"{}")
+            (submission,) = files.unsent()
+            sent = files.keep(replace(submission, state="sent", batch_id="b1"))
+            desk = BatchDesk(endpoint, files, Batching(folder="unused"), sleep=sleep)
+            with pytest.raises(BatchRefused) as refused:
+                await desk.look()
+            assert refused.value.failure.status == status
+            assert (f"remove {files.submission_of(1)}:" in refused.value.failure.remedy) is (status == 404)
+            assert files.submissions[1] == sent
 
 
 async def test_an_intact_reply_is_kept_if_the_provider_has_it_no_longer(tmp_path: Path) -> None:
