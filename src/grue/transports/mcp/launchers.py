@@ -365,9 +365,8 @@ async def _installed(server: StdioServer, registry: ProcessRegistry, limit_s: fl
     node = shutil.which(own, path=server.environment().get("PATH"))
     if node is None:
         return None
-    asked = StdioServer(
-        name="node", command=node, args=("--version",), env=server.env, inherit_env=server.inherit_env
-    )
+    # In the server's sandbox, as a hostile bundle may have brought its own `node`.
+    asked = replace(server, command=node, args=("--version",))
     try:
         with anyio.fail_after(limit_s):
             async with ServerProcess(asked, registry, _ASK_LIMITS) as process:

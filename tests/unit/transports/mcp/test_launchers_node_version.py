@@ -7,13 +7,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import boxes
 import pytest
 from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from promises import GUARD_S
 
 from grue.runtime.processes.process_group import ProcessRegistry
+from grue.sandbox.box import Sandbox
 from grue.testing import faulty_server
 from grue.testing.leftovers import assert_nothing_left
 from grue.tool_sessions.failures import ServerFailed
@@ -126,6 +129,17 @@ async def test_a_package_that_npx_has_fetched_and_a_script_are_found(tools: Path
     script = fetched / "node_modules" / "server" / "dist" / "index.js"
     by_node = StdioServer(name="s", command=str(tools / "node"), args=("--no-warnings", str(script)))
     assert "needs Node.js >=22" in str(await advice(by_node))
+
+
+@boxes.needs_boxes
+async def test_a_node_that_a_server_with_a_sandbox_has_brought_is_asked_in_the_sandbox(tools: Path) -> None:
+    package(tools.parent, "server", {"node": ">=22"})
+    script = tools.parent / "node_modules" / "server" / "index.js"
+    own = StdioServer(name="s", command=str(tools / "node"), args=(str(script),))
+    assert "needs Node.js >=22" in str(await advice(replace(own, sandbox=Sandbox())))
+    assert not (tools.parent / "asked").exists()
+    assert "needs Node.js >=22" in str(await advice(own))
+    assert (tools.parent / "asked").exists()
 
 
 async def test_a_pipe_in_place_of_a_packages_description_is_not_waited_for(tools: Path) -> None:
