@@ -24,11 +24,14 @@ import httpx
 import promises
 import pytest
 from commands import command, environment, grue, grue_unread, python
+from typer.testing import CliRunner
 
 from grue.cli.add import Adding, _downloaded, _fetch, _fetched, remove_server
+from grue.cli.app import app
 from grue.config.server_descriptions import OfferedBundle
 from grue.errors import MCPConfigError
 from grue.hosts.servers import think
+from grue.sandbox import places
 from grue.sandbox.box import Sandbox
 from grue.sandbox.launch import missing_for
 from grue.testing.leftovers import assert_nothing_left
@@ -353,6 +356,24 @@ def test_a_name_is_checked_before_a_folder_gets_it(tmp_path: Path, name: str) ->
     refused = grue("add", str(bundle(inner)), "--name", name, "--yes", cwd=inner)
     assert refused.returncode == 2
     assert [each.name for each in inner.iterdir()] == ["mind.mcpb"]
+
+
+@pytest.mark.skipif(bool(missing_for(Sandbox())), reason="needs a machine that enforces sandboxes")
+@pytest.mark.parametrize("place", ["${workspaceFolder}/work", "${userHome}/work"])
+def test_what_the_sandbox_opens_because_of_an_argument_is_shown(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "app.py").touch()
+    arguments = [{"type": "named", "name": "--run", "value": f"{place}/app.py"}]
+    (tmp_path / "server.json").write_text(json.dumps(description(packageArguments=arguments)))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(places, "real_once", str)  # the home folder is looked up once only
+    refused = CliRunner().invoke(
+        app, ["add", str(tmp_path / "server.json"), "--mcp-config", str(tmp_path / "mcp_config.json")]
+    )
+    assert "Nothing was written" in refused.output
+    assert f"reads {tmp_path}/work/app.py, {tmp_path}/work, as an argument names it" in refused.output
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ from grue.runtime.files import os_cause, os_errors_as
 from grue.runtime.safe_text import printable
 from grue.sandbox.box import Sandbox, in_words, sandbox_of
 from grue.sandbox.launch import missing_for, remove_folder
+from grue.sandbox.places import home, own_folders
 from grue.tool_sessions.failures import failure_text
 from grue.tool_sessions.oauth_settings import LOOPBACK
 from grue.tool_sessions.redaction import Redactor
@@ -211,7 +212,7 @@ def _add(
     if path.exists() and name in MCPConfig.from_file(path).mcpServers:
         raise MCPConfigError(_taken(name, path))
     tool_lock_file.read_tool_lock(tool_lock_file.lock_path(path))  # raises if the lock is damaged
-    _show(server, entry)
+    _show(server, entry, path.parent.absolute())
     texts = [*entry.get("args", ()), entry.get("url", "")]
     hidden = Redactor().words("", texts)[1:]
     if any(text != safe and "${" not in text for text, safe in zip(texts, hidden, strict=True)):
@@ -530,7 +531,7 @@ def _in_a_box(server: descriptions.Described) -> dict[str, Any]:
     return {**entry, "sandbox": box if len(box) > 1 else box["preset"]}
 
 
-def _show(server: descriptions.Described, entry: dict[str, Any]) -> None:
+def _show(server: descriptions.Described, entry: dict[str, Any], folder: Path) -> None:
     say(f"{printable(server.title, 500)}\n")
     if "url" in entry:
         say(f"connects {printable(entry['url'])}")
@@ -542,7 +543,7 @@ def _show(server: descriptions.Described, entry: dict[str, Any]) -> None:
         say(f"runs     {printable(shlex.join([entry['command'], *entry['args']]))}")
         for key, value in entry.get("env", {}).items():
             say(f"with     {printable(f'{key}={value}')}")
-        say(f"sandbox  {_box_in_words(server, entry)}")
+        say(f"sandbox  {printable(_box_in_words(server, entry, folder))}")
     for line in server.origin:
         say(line)
     for each in server.variables:
@@ -555,13 +556,21 @@ def _show(server: descriptions.Described, entry: dict[str, Any]) -> None:
     say(f"\n{json.dumps({server.name: entry}, indent=2, ensure_ascii=True)}\n")
 
 
-def _box_in_words(server: descriptions.Described, entry: dict[str, Any]) -> str:
+def _box_in_words(server: descriptions.Described, entry: dict[str, Any], folder: Path) -> str:
     if server.kind == _OWN:
         return 'none: it is your own program. "sandbox": "files" in the file gives it one.'
     if server.kind == "oci":
         return "none: the container limits it, with the options above, and not grue."
     box = sandbox_of(entry.get("sandbox"))
-    return in_words(box) if box else "none: this machine cannot enforce one. It can reach all that you can."
+    if box is None:
+        return "none: this machine cannot enforce one. It can reach all that you can."
+    # A box also opens the folders of code that an argument names, and the description may have chosen that.
+    places = {"${workspaceFolder}": str(folder), "${userHome}": home()}
+    args = [
+        re.sub(r"\$\{\w+\}", lambda found: places.get(found[0], found[0]), each) for each in entry["args"]
+    ]
+    opened = ", ".join(own_folders((), args, str(Path.cwd())))
+    return f"{in_words(box)}; reads {opened}, as an argument names it" if opened else in_words(box)
 
 
 def _taken(name: str, path: Path) -> str:
