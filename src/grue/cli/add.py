@@ -565,11 +565,10 @@ def _box_in_words(server: descriptions.Described, entry: dict[str, Any], folder:
     if box is None:
         return "none: this machine cannot enforce one. It can reach all that you can."
     # A box also opens the folders of code that an argument names, and the description may have chosen that.
-    places = {"${workspaceFolder}": str(folder), "${userHome}": home()}
-    args = [
-        re.sub(r"\$\{\w+\}", lambda found: places.get(found[0], found[0]), each) for each in entry["args"]
-    ]
-    opened = ", ".join(own_folders((), args, str(Path.cwd())))
+    args = [each.replace("${workspaceFolder}", str(folder)) for each in entry["args"]]
+    args = [each.replace("${userHome}", home()) for each in args]
+    cwd = str(folder / entry["cwd"]) if "cwd" in entry else str(Path.cwd())
+    opened = ", ".join(own_folders((), args, cwd))
     return f"{in_words(box)}; reads {opened}, as an argument names it" if opened else in_words(box)
 
 
