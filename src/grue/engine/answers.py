@@ -20,7 +20,7 @@ from grue.errors import MCPConfigError
 from grue.field_checks import WHERE_TO_DEFINE, shown
 from grue.protocol.answers import fenced_blocks, json_objects
 from grue.protocol.chat_wire.wire_format import UNREADABLE
-from grue.protocol.json_text import is_repetitive, json_object, json_value, plain_value, strict_value
+from grue.protocol.json_text import is_repetitive, json_value, plain_value, strict_value
 from grue.runtime.loops.host_code import blame, in_words
 from grue.runtime.safe_text import fault_text, well_formed, well_formed_escapes
 
@@ -71,8 +71,7 @@ class AnswerSpec(Generic[T]):
                 raise MCPConfigError(f"AnswerSpec: {argument}= wants {form}, not {type(value).__name__}.")
         self.parse = parse
         self.told = told
-        # As a trace has it, without tuples and NaN: a resumption or fork compares it with the recorded one.
-        self.schema = None if schema is None else m.AnswerSchema(name, json_object(schema))
+        self.schema = None if schema is None else m.AnswerSchema(name, _as_recorded(schema))
         self.fallback = fallback
 
     @classmethod
@@ -416,6 +415,14 @@ def as_json(answer: object) -> object:
         return json_value(msgspec.to_builtins(answer, str_keys=True, enc_hook=plain_value))
     except (TypeError, ValueError, RecursionError):
         return json_value(answer)
+
+
+def _as_recorded(schema: m.JsonObject) -> m.JsonObject:
+    """Return a schema as a trace has it, without tuples and NaN: a resumption or fork compares them."""
+    try:
+        return msgspec.json.decode(msgspec.json.encode(dict(schema)))  # type: ignore[no-any-return]
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return schema  # the turn's error says what is wrong
 
 
 def recorded_fallback(spec: AnswerSpec[Any]) -> object:
