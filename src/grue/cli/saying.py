@@ -51,17 +51,17 @@ def say(text: str = "", *, err: bool = False) -> None:
 
 
 @contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """Discard the rest of the output if the reader has closed the pipe. Does not change the exit status."""
+def reader_may_leave(*, err: bool = False) -> Iterator[None]:
+    """Discard the rest of the output if its reader has closed the pipe. Does not change the exit status."""
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), (sys.stderr if err else sys.stdout).fileno())
 
 
 def say_if_read(text: str = "", *, err: bool = False) -> None:
     """Print text as `say` does. If the reader has closed the pipe, as `head` does, the command goes on."""
-    with reader_may_leave():
+    with reader_may_leave(err=err):
         say(text, err=err)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from grue.cli import saying
 from grue.cli.init import _say_what_is_next
-from grue.cli.saying import for_this_python, say_json, shown_argument
+from grue.cli.saying import for_this_python, say_if_read, say_json, shown_argument
 
 NEW_EMOJI, TURNED, TAG = "\U0001fae9", "\u202e", "\U000e0041"
 """Characters that some version of Python does not call printable, of both lengths in UTF-16."""
@@ -69,3 +69,16 @@ def test_init_prints_a_folder_that_begins_with_a_dash_for_cd(
     monkeypatch.chdir(tmp_path)
     _say_what_is_next(Path("-bot"))
     assert "  cd ./-bot\n" in capsys.readouterr().out
+
+
+def test_output_is_printed_although_the_reader_of_the_errors_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with (tmp_path / "out").open("w") as out, os.fdopen(writer, "w") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        say_if_read("a note", err=True)
+        say_if_read("the result")
+    assert (tmp_path / "out").read_text() == "the result\n"
