@@ -193,9 +193,11 @@ def is_repetitive(value: object) -> bool:
         more = dict[int, int]()  # for parts that are repeated: how often
         for at, item in level.items():
             count = times.get(at, 1)
-            for child in (
-                each for each in _parts(item) if isinstance(each, _CONTAINERS) or _fields(each.__class__)
-            ):
+            for child in _parts(item):
+                if child.__class__ in _LEAVES:
+                    continue
+                if not isinstance(child, _CONTAINERS) and not _fields(child.__class__):
+                    continue
                 key = id(child)
                 if count > 1 or key in below:
                     more[key] = more.get(key, int(key in below)) + count
@@ -229,6 +231,7 @@ def _fields(kind: type) -> Collection[str]:
 _MAX_INT_BITS = 14_000  # more are written in hexadecimal: Python writes no more than 4,300 decimal digits
 _TOO_DEEP = "[nested too deeply]"
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+_LEAVES = frozenset((str, int, float, bool, type(None)))  # the types of most values
 _MOST_REPEATED = 1_000_000
 
 

@@ -37,3 +37,10 @@ def test_arguments_in_arguments_are_looked_through_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(json_text, "_arguments", lambda *given: looks.append(given) or look(*given))
     from_json(b'{"name": "f", "in": ' * 50 + b'"\\ud800"' + b"}" * 50)
     assert len(looks) == 1
+
+
+def test_plain_values_are_not_searched_for_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[type] = []
+    monkeypatch.setattr(json_text, "_fields", lambda kind: looks.append(kind) or ())
+    assert not json_text.is_repetitive([{"id": 1, "of": ("x", 1.5, None, True)}, {"id": 2}])
+    assert looks == []
