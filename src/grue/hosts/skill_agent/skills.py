@@ -7,6 +7,7 @@ an action of the host, because a server could name its tool `Read`, too.
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -115,7 +116,7 @@ class _SkillLock(Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_skill_lock(path: Path) -> dict[str, dict[str, str]]:
     """Return the approved digests, by server and by the URI of the skill; empty if there is no file."""
-    if not path.exists():
+    if not documents.is_there(Path(os.path.realpath(path))):
         return {}
     remedy = "approve the skills again with: grue skills --approve"
     return documents.converted(

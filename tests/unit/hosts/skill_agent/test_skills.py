@@ -1,13 +1,15 @@
 """The skills of a folder: their texts and files, and what their `allowed-tools` mean."""
 
+import os
 from pathlib import Path
 
 import pytest
 from case_tables import each_case
 from msgspec import Struct
 
+from grue.errors import MCPConfigError
 from grue.hosts.skill_agent.registry import ActionTypes
-from grue.hosts.skill_agent.skills import USE_SKILL, Grant, Skills, granted
+from grue.hosts.skill_agent.skills import LOCK_FILE, USE_SKILL, Grant, Skills, granted, read_skill_lock
 
 
 def skill(folder: Path, allowed: str = "Read", text: str = "Do it so.") -> Path:
@@ -103,3 +105,15 @@ def test_names_of_other_agents_of_mcp_tools_and_of_our_own(
     grant = granted(skills.by_name["notes"], tools, {"Read": "agent.read_file"})
     assert grant.approved == grant.named == names
     assert grant.unknown == (() if names else (entry,))
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_lock_of_skills_that_cannot_be_looked_at_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    if quiet:  # as from Python 3.14 on
+        monkeypatch.setattr(Path, "exists", os.path.exists)
+    with pytest.raises(MCPConfigError, match=r"Cannot read .*: File name too long"):
+        read_skill_lock(tmp_path / ("x" * 300) / LOCK_FILE)
+    (tmp_path / LOCK_FILE).symlink_to("later")
+    assert read_skill_lock(tmp_path / LOCK_FILE) == {}
