@@ -273,6 +273,26 @@ async def test_a_hosts_result_with_a_field_of_a_wrong_type_is_an_error(fields: A
     )
 
 
+class Mute:
+    def __str__(self) -> str:
+        raise RuntimeError("mute")
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"), [({"content": Mute()}, "mute"), ({"content": "x", "blocks": None}, "NoneType")]
+)
+async def test_a_hosts_result_with_a_part_that_cannot_be_read_is_an_error(fields: Any, why: str) -> None:
+    class Wrong(ScriptedConnection):
+        async def call(self, tool: str, arguments: dict[str, object], timeout_s: float) -> ToolCallResult:
+            return ToolCallResult(**fields)
+
+    server = ScriptedServer()
+    server.connect = lambda _note: Wrong(server, "ok")  # type: ignore[method-assign]
+    _, answered, _ = await of_host(server).play(open_session(), call_tools("look"), CLOSE)
+    assert answered.result.error_message.startswith("Tool call failed: its result cannot be recorded: ")
+    assert why in answered.result.error_message
+
+
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

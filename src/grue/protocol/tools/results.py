@@ -231,17 +231,18 @@ def repetitive(value: object) -> m.ToolCallResult | None:
 def recordable(result: m.ToolCallResult) -> m.ToolCallResult:
     """Return `result`, with texts in place of parts that are no JSON or nested too deeply.
 
-    If it is `repetitive`, or a field has a wrong type, return an error.
+    If it is `repetitive`, a field has a wrong type, or a part cannot become a text, return an error.
     """
-    refused = repetitive([result.content, *result.blocks])
-    if refused is not None:
-        return refused
-    fields = msgspec.structs.asdict(result)
-    if is_deep([result.content, *result.blocks]) or not _is_json(fields):
-        fields |= {"content": json_value(result.content), "blocks": list(map(json_value, result.blocks))}
     try:
+        parts = [result.content, *result.blocks]
+        refused = repetitive(parts)
+        if refused is not None:
+            return refused
+        fields = msgspec.structs.asdict(result)
+        if is_deep(parts) or not _is_json(fields):
+            fields |= {"content": json_value(result.content), "blocks": list(map(json_value, result.blocks))}
         return msgspec.convert(fields, m.ToolCallResult)
-    except msgspec.ValidationError as error:
+    except Exception as error:  # noqa: BLE001 - also what a part's own `__str__` raises
         return call_failed(f"its result cannot be recorded: {error}")
 
 
