@@ -557,7 +557,8 @@ def fork(
         help="What to do about a tool call for which no recorded result is left:\n\n"
         "fail: let the fork fail.\n\n"
         "call: call the tool.\n\n"
-        "ask: ask you at the terminal whether to call it. Without a terminal, the same as `fail`.",
+        "ask: ask you at the terminal whether to call it; without a terminal, let the fork fail.\n\n"
+        "With call and ask, the file of --mcp-config has to have all servers of the turn.",
     ),
     mcp_config: Path | None = opt.mcp_config(
         opt.OR_BUNDLED, f"With --misses call or ask: {opt.FILE_OF_SERVERS}"

@@ -233,9 +233,9 @@ def trace_query(
         metavar="SQL",
         help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
         "episodes, turns, calls and requests. calls has the calls that the model asked for in turns that "
-        "have ended, also those that were denied or not sent (column settlement), so none of `grue run`, "
-        "which makes its calls between turns. If a turn was parked and resumed, turns has a row for each "
-        "part, with the counts of this part only. In episodes, outcome, model, tokens and "
+        "have ended; those that were denied or not sent are there too (column settlement), but none of "
+        "`grue run`, because it makes its calls between turns. If a turn was parked and resumed, turns has "
+        "a row for each part, with the counts of this part only. In episodes, outcome, model, tokens and "
         'duration_s are filled in only for a fleet: else take them from turns and requests. "describe calls" '
         "lists the columns of calls.",
     ),
