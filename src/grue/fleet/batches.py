@@ -268,7 +268,7 @@ class FleetBatches:
 
 
 class _Model:
-    """The waiting requests to one model, and their `poll`, so that no model waits for another's provider."""
+    """The waiting requests to one model. Each model has its own task `poll`, which sends and looks."""
 
     def __init__(self, files: BatchFolder, endpoint: llm.LlmEndpoint, batching: Batching) -> None:
         self.files = files

@@ -29,7 +29,7 @@ MAX_CHARS = 2 * 2**20  # only the last `MAX_CHARS` characters of a text are sear
 
 
 def json_objects(text: str) -> Iterator[dict[str, object]]:
-    """Yield JSON objects that may be the answer: the whole text, those in fences, then others, last first."""
+    """Yield JSON objects that may be the answer: the whole text; those in fences; others, the last first."""
     text = text[-MAX_CHARS:]
     seen: list[dict[str, object]] = []
     for candidate in (text, *fenced_blocks(text)):
@@ -65,8 +65,8 @@ def _embedded(text: str) -> list[dict[str, object]]:
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
-            # Subtract what this attempt has cost. The decoder has parsed the characters up to the error, and,
-            # at a hundredth of that cost, counted all newlines before it for the error's line number.
+            # Subtract what this attempt has cost: 1 for each character parsed, and 1/100 for each character
+            # before the error, where the decoder counts the newlines to name the error's line.
             budget -= error.pos - start.start() + error.pos // 100
             end = start.end()
         except (ValueError, RecursionError):

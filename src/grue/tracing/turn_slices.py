@@ -110,9 +110,9 @@ class TurnSplitter:
         turn_slice.overtaken, turn_slice.last = False, envelope.seq
         if isinstance(body, m.TurnEnd | ActorFailed):
             turn_slice.over = True
-            # If the trace breaks off while turns run in parallel, what follows from the last message of one
-            # turn may be missing although another turn has begun since. In the time of a whole turn it would
-            # have been recorded.
+            # If the trace breaks off while turns run in parallel, the next message of a turn may be missing
+            # although another turn has begun since its last one. If another has begun and also ended since,
+            # the trace does not break off in that turn.
             for other in self.slices:
                 other.overtaken = other.overtaken or other.last < turn_slice.began
         return turn_slice

@@ -134,7 +134,7 @@ class ContextLedger(Struct, frozen=True, kw_only=True):
         return replace(ledger, bytes_per_token=_learned(self.bytes_per_token, factor))
 
     def scaled_to(self, tokens: int) -> ContextLedger:
-        """Return the ledger; if its sizes add up to less than `tokens`, corrected by a count of `tokens`."""
+        """Return the ledger; if its sizes add up to less than `tokens`, as if `tokens` had been counted."""
         return self if self.tokens >= tokens else self.counted(tokens)
 
 
