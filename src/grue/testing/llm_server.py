@@ -290,7 +290,7 @@ class ScriptedLlmServer:
         overflows: Number of requests that were too long for the window. They do not use up a reply.
 
     Raises:
-        TypeError: The script is none of these, or an item is neither a reply nor a text.
+        TypeError: `script` has another type, or one of its items is neither a reply nor a text.
         OSError: The port is not available.
     """
 

@@ -1,13 +1,13 @@
 """The tool lock as a file: sorted, readable in a diff, and refused when it is something else."""
 
 import json
-import os
 from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from later_python import hide_errors_of_paths
 
 from grue.config import tool_lock_file
 from grue.config.settings import GameConfiguration
@@ -182,10 +182,8 @@ def test_a_folder_or_an_endless_file_in_its_place_is_a_sentence(tmp_path: Path) 
 def test_a_lock_that_cannot_be_looked_at_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
 ) -> None:
-    if quiet:  # as from Python 3.14 on
-        monkeypatch.setattr(Path, "exists", os.path.exists)
-        monkeypatch.setattr(Path, "is_symlink", os.path.islink)
-        monkeypatch.setattr(Path, "is_file", os.path.isfile)
+    if quiet:
+        hide_errors_of_paths(monkeypatch)
     with pytest.raises(MCPConfigError, match=r"Cannot read .*: File name too long"):
         read_tool_lock(tmp_path / ("x" * 300) / "mcp_tools.lock")
 

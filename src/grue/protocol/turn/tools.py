@@ -268,7 +268,7 @@ def _is_outdated(each: tool_calls.ValidCall, definitions: Mapping[str, str]) -> 
 def _ask(
     turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: Notes
 ) -> Transition:
-    """Ask about calls that need a decision and have no valid one; if there is none, send the calls."""
+    """Ask about each call that still needs a decision. If no call needs one, go on to send the calls."""
     # A decision counts even if the policy has changed since the question and allows the call now.
     answered = frozenset(each.call_id for each in decisions)
     accepted, ignored = settled_decisions(_questions(turn, reply, answered), decisions)

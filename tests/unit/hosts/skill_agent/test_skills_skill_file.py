@@ -1,9 +1,9 @@
 """`SKILL.md`: the format that other agents use, and malformed ones with their lines."""
 
-import os
 from pathlib import Path
 
 import pytest
+from later_python import hide_errors_of_paths
 
 from grue.errors import MCPConfigError, MissingDependencyError
 from grue.hosts.skill_agent.skills import AllowedTool, read_skill, read_skills
@@ -102,9 +102,8 @@ def test_two_skills_of_one_name_and_files_that_cannot_be_read_are_reported(tmp_p
 def test_a_subfolder_that_cannot_be_looked_into_does_not_take_the_other_skills_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quiet: bool
 ) -> None:
-    if quiet:  # as from Python 3.14 on
-        monkeypatch.setattr(Path, "exists", os.path.exists)
-        monkeypatch.setattr(Path, "is_symlink", os.path.islink)
+    if quiet:
+        hide_errors_of_paths(monkeypatch)
     write(tmp_path, "a", "---\nname: a\ndescription: d\n---\n")
     # Stands for a folder of another user: the system refuses to look for a file there, as any user.
     (tmp_path / "b").symlink_to("x" * 300)
