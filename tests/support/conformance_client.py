@@ -7,6 +7,7 @@ If the server requires a login, the client logs in, agrees to everything, and tr
 
 import json
 import os
+import shlex
 import sys
 import tempfile
 import urllib.request
@@ -123,7 +124,7 @@ def uses_skills(client: ToolClient) -> bool:
 
 
 def wanted_scope(remedy: str) -> str:
-    return remedy.partition('--scope "')[2].rstrip('"')
+    return shlex.split(remedy)[-1] if "--scope" in remedy else ""
 
 
 def main(url: str) -> int:

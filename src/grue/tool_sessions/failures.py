@@ -157,9 +157,9 @@ def remedy_for(
 
 def first_fault(error: Exception) -> str:
     """Return the first problem in a validation error, or the first line of any other exception's text."""
-    errors = getattr(error, "errors", None)
-    if callable(errors):  # a pydantic error, whose text has several lines for each problem
-        fault: m.JsonObject = errors()[0]
+    # A pydantic error has several lines for each problem. Other classes have an `errors` of another kind.
+    if isinstance(error, ValueError) and hasattr(error, "error_count"):
+        fault: m.JsonObject = error.errors()[0]  # type: ignore[attr-defined]  # pydantic is not imported here
         where = ".".join(str(part) for part in fault.get("loc") or ())  # type: ignore[attr-defined]  # a tuple
         said = fault_text(str(fault.get("msg")))
         return f"{where}: {said}" if where else said

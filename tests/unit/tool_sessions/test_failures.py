@@ -101,3 +101,11 @@ def test_first_fault_is_one_line() -> None:
     assert first_fault(caught.value) == "version: Field required"
     assert first_fault(ValueError("one\ntwo")) == "one"
     assert first_fault(ValueError()) == "ValueError"
+
+
+def test_an_error_of_the_host_with_errors_of_another_kind_has_its_text() -> None:
+    class FormError(ValueError):
+        def errors(self, field: str) -> dict[str, str]:
+            return {}
+
+    assert first_fault(FormError("two fields are wrong")) == "two fields are wrong"

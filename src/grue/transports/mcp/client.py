@@ -413,6 +413,8 @@ class McpClient:
     async def _failed(self, cause: str, remedy: str | None = None) -> failures.ServerFailed:
         wire, status = self._wire, self._wire.status
         ended = status.exit
+        if remedy is None:
+            remedy = await wire.remedy(self._phase)
         failure = m.ServerFailure(
             server=m.ServerName(self._server.name),
             phase=self._phase,
@@ -422,7 +424,7 @@ class McpClient:
             signal=ended.signal if ended else None,
             elapsed_s=time.monotonic() - self._started,
             stderr_tail=status.stderr_tail,
-            remedy=await wire.remedy(self._phase) if remedy is None else remedy,
+            remedy=plain_text(remedy),  # a package or a server may have written a part of it
         )
         return failures.ServerFailed(failure)
 

@@ -4,6 +4,7 @@ A fault ends the session if further requests would probably fail, too, such as w
 """
 
 import re
+import shlex
 import socket
 import ssl
 from collections.abc import Iterator
@@ -212,7 +213,7 @@ def login_fault(
         cause = "the login has expired or was revoked"
     else:
         cause = "the server wants a login"
-    remedy = f"Run: grue login {server}" + ("" if scope is None else f' --scope "{scope}"')
+    remedy = f"Run: grue login {server}" + ("" if scope is None else f" --scope {shlex.quote(scope)}")
     if not had_token and scope is None and not offers_login(challenge):
         # The header does not say where to log in. Perhaps the server has no login, and wants an API key.
         remedy += ". If it has no OAuth, set the key that it wants under `headers` in its configuration."

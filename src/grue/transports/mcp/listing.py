@@ -25,6 +25,7 @@ from grue.policies import ToolAnnotations
 from grue.protocol.json_text import json_object
 from grue.protocol.tools.server_tasks import seconds_in
 from grue.runtime.files import expanded, os_cause, require_regular, write_whole
+from grue.runtime.loops.beside_loop import Pace
 from grue.runtime.safe_text import well_formed
 from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.server_requests import Notify
@@ -68,10 +69,12 @@ async def read_pages(
     ttl_s: float | None = None
     private = False
     left = _MOST_LISTED_BYTES
+    pace = Pace()
     for _ in range(max_pages):
         page = await ask({} if cursor is None else {"cursor": cursor})
         before = len(tools)
         for tool in read_tools(page, server, notify):
+            await pace.pause()
             left -= len(msgspec.json.encode(tool))
             if tools.setdefault(tool.tool, tool) != tool:
                 notify("bad_tool", f"{tool.tool}: listed twice, the first one counts")

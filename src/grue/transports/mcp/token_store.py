@@ -40,7 +40,7 @@ def identity_token(auth: OAuth) -> str:
         return auth.identity_token or ""
     try:
         token = expanded(auth.identity_token_file).read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError) as error:
+    except (OSError, ValueError) as error:  # `ValueError`: a null character in the path, or no ASCII text
         reason = getattr(error, "strerror", None) or "it holds no token"
         raise faults.identity_unusable(f"identity_token_file cannot be read: {reason}") from error
     if not token:
@@ -64,7 +64,7 @@ def identity_digest(auth: OAuth) -> str:
     # The token does not name the person in a readable form, so its digest stands for the person.
     except (IndexError, ValueError):
         person = token
-    return hashlib.sha256(person.encode()).hexdigest()
+    return hashlib.sha256(person.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 _LOCK_POLL_S = 0.02

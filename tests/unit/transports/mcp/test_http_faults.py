@@ -1,5 +1,7 @@
 """What a refusal for want of credentials says follows what the server sent."""
 
+import shlex
+
 from case_tables import each_case
 
 from grue.transports.mcp.http_faults import challenge_scheme, login_fault, offers_login, status_fault
@@ -66,4 +68,11 @@ def test_with_auth_a_login_is_named_where_it_can_help(
 
 def test_wanted_scopes_are_in_the_command() -> None:
     fault = login_fault("far", 403, scope="read write", had_token=True)
-    assert fault.remedy == 'Run: grue login far --scope "read write"'
+    assert fault.remedy == "Run: grue login far --scope 'read write'"
+
+
+def test_a_shell_runs_nothing_of_the_scopes_that_a_server_wants() -> None:
+    fault = login_fault("far", 403, scope="$(reboot) `reboot` 'x'", had_token=True)
+    words = shlex.split((fault.remedy or "").removeprefix("Run: "))
+    assert words == ["grue", "login", "far", "--scope", "$(reboot) `reboot` 'x'"]
+    assert "--scope '$(reboot) `reboot` " in (fault.remedy or "")

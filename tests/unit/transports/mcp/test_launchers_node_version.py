@@ -199,6 +199,14 @@ async def test_r14_5_the_failure_names_both_versions_and_a_success_pays_nothing(
     assert not asked.exists()
 
 
+async def test_what_a_package_says_of_node_cannot_control_the_terminal(tools: Path) -> None:
+    package(tools.parent, "server", {"node": ">=22 \x1b]0;owned\x07\x1b[2J\x9b2J\r"})
+    with pytest.raises(ServerFailed, match=r"server needs Node\.js >=22") as caught:
+        async with McpClient(npx(tools, "-y", "server"), ProcessRegistry()) as client:
+            await client.open(60)
+    assert caught.value.failure.remedy.isprintable()
+
+
 @pytest.mark.parametrize(
     ("behaviour", "cause"),
     [

@@ -154,3 +154,21 @@ def test_no_further_page_is_read_of_a_listing_that_is_too_long() -> None:
     listed = asyncio.run(read_pages(ask, SERVER, 10, lambda _kind, text: faults.append(text)))
     assert (len(asked), len(listed.tools)) == (2, 60)
     assert faults == ["the listing is longer than 8388608 bytes, the rest is left"]
+
+
+def test_other_tasks_run_while_a_long_page_is_read() -> None:
+    schema = {"type": "object", "properties": {f"p{n}": {"enum": [1, 2, 3, 4, 5]} for n in range(30)}}
+    page = {"tools": [{"name": f"t{n}", "inputSchema": schema} for n in range(1000)]}
+
+    async def ask(_params: JsonObject) -> JsonObject:
+        return page
+
+    async def ticks_while_read() -> int:
+        reading = asyncio.create_task(read_pages(ask, SERVER, 1, lambda _kind, _text: None))
+        ticks = 0
+        while not reading.done():
+            ticks += 1
+            await asyncio.sleep(0)
+        return ticks
+
+    assert asyncio.run(ticks_while_read()) > 5

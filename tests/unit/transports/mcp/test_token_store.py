@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from grue.tool_sessions.oauth_settings import OAuth
 from grue.tool_sessions.server_specs import HttpServer
 from grue.transports.mcp.token_store import TokenRecord, TokenStore
 
@@ -71,3 +72,19 @@ async def test_a_file_system_without_locks_keeps_nobody_from_renewing(
     monkeypatch.setattr(fcntl, "flock", refused)
     async with TokenStore(HttpServer(name="far", url="http://h/"), tmp_path).locked():
         pass
+
+
+@pytest.mark.parametrize("token", [{"identity_token_file": "a\0b"}, {"identity_token": "a.\ud800.c"}])
+def test_an_identity_token_that_cannot_be_read_is_no_error_until_it_is_needed(
+    tmp_path: Path, token: dict[str, str]
+) -> None:
+    auth = OAuth(
+        grant="identity_assertion",
+        client_id="c",
+        client_secret="s",
+        issuer="https://i/",
+        identity_provider="https://p/",
+        identity_client_id="d",
+        **token,
+    )
+    assert TokenStore(HttpServer("https://h/mcp", auth=auth), tmp_path).load() is None
