@@ -7,7 +7,6 @@ from functools import partial
 from typing import TypeAlias, TypeVar
 
 import anyio
-from msgspec import Struct
 
 from grue import errors
 from grue import messages as m
@@ -49,17 +48,10 @@ _MAX_PAGES = 100
 _MAX_JUDGEMENTS = 3  # how often the policy judges one call at most: again if the tool has changed
 
 
-class SessionSources(Struct, frozen=True, kw_only=True):
-    """How sessions are opened, and what limits their use."""
-
-    connect: Mapping[m.ServerName, Connect]
-    recorder: Recorder
-    limits: TurnLimits
-    max_reconnects: int | None = 0  # how often each server that has died is connected again; `None`: no limit
-    tool_policy: ToolPolicy = ToolPolicy()
-    lasting: bool = False  # the sessions stay open; otherwise, requests for a subscription are refused
+SessionWork: TypeAlias = Callable[["ServerSessions"], Awaitable[T]]
 
 
+@dataclass(eq=False, kw_only=True)
 class ServerSessions:
     """At most one session per server, opened when it is first needed. Use it in one asyncio loop only.
 
@@ -67,9 +59,27 @@ class ServerSessions:
     `MCPServerStartupError`.
     """
 
-    def __init__(self, sources: SessionSources) -> None:
-        self._sources = sources
-        self._states = {name: _ServerState() for name in sources.connect}
+    servers: Mapping[m.ServerName, Connect]
+    recorder: Recorder
+    limits: TurnLimits
+    max_reconnects: int | None = 0  # how often each server that has died is connected again; `None`: no limit
+    tool_policy: ToolPolicy = field(default_factory=ToolPolicy)
+    lasting: bool = False  # the sessions stay open; otherwise, requests for a subscription are refused
+
+    def __post_init__(self) -> None:
+        self._states = {name: _ServerState() for name in self.servers}
+
+    async def run(self, work: SessionWork[T]) -> T:
+        """Run `work`, and close the sessions at its end, even after a cancellation."""
+        hurried = False
+        try:
+            return await work(self)
+        except BaseException as error:
+            hurried = not isinstance(error, Exception)
+            raise
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self.close(hurried=hurried)
 
     @property
     def closed(self) -> Mapping[str, m.SessionClosed]:
@@ -94,7 +104,7 @@ class ServerSessions:
 
         Without a limit for reconnects, connect also to servers that did not start, or have died.
         """
-        always = self._sources.max_reconnects is None
+        always = self.max_reconnects is None
         wanted = [
             name
             for name, state in self._states.items()
@@ -163,7 +173,7 @@ class ServerSessions:
             known = ", ".join(each.name for each in session.tools) or "none"
             text = f"Unknown MCP tool: {server}.{tool}. Available tools: {known}"
             raise _failed(errors.ToolNotFound, name, tool_results.failure(text))
-        (terms,), _ = judge(self._sources.tool_policy, [definition], {})
+        (terms,), _ = judge(self.tool_policy, [definition], {})
         if terms.verdict == "deny":
             why = f"The call was denied: {terms.reason}. A rule of the tool policy says so"
             raise _failed(errors.ToolCallDenied, name, tool_results.failure(why))
@@ -195,7 +205,7 @@ class ServerSessions:
             note = m.ServerRequested(
                 server=name, method=method, params=params, error=error, duration_s=duration_s
             )
-            self._sources.recorder.record(note, sender="host")
+            self.recorder.record(note, sender="host")
 
     async def request_all(
         self, server: str, method: str, params: m.JsonObject, timeout_s: float
@@ -248,7 +258,7 @@ class ServerSessions:
     def _refuse(self, method: str) -> None:
         if method in _OWN_METHODS:
             raise errors.MCPError(f"{method} cannot be sent as a request. {_OWN_METHODS[method]}")
-        if method in _SUBSCRIBING and not self._sources.lasting:
+        if method in _SUBSCRIBING and not self.lasting:
             raise errors.MCPError(
                 f"{method} needs a session that stays open: use a ToolClient, or a runner with"
                 ' keep="sessions".'
@@ -260,7 +270,7 @@ class ServerSessions:
         With `again`, also replace a session whose server has died, at most `max_reconnects` times. If such a
         reconnect fails, only `connect` tries again, unless `max_reconnects` is `None`.
         """
-        state, most = self._states[server], self._sources.max_reconnects
+        state, most = self._states[server], self.max_reconnects
         outcome = state.outcome if state.reconnects else None
         if not isinstance(outcome, m.ServerFailure) or most is None:
             died = again and state.session is not None and not state.session.usable
@@ -298,9 +308,8 @@ class ServerSessions:
     async def _open(
         self, name: m.ServerName
     ) -> tuple[m.SessionOpened | m.ServerFailure, OwnedSession | None]:
-        sources = self._sources
-        command = m.OpenSession(server=name, turn=0, timeout_s=sources.limits.startup_timeout_s(name))
-        session = OwnedSession(command, sources.connect[name], sources.recorder, Untried())
+        command = m.OpenSession(server=name, turn=0, timeout_s=self.limits.startup_timeout_s(name))
+        session = OwnedSession(command, self.servers[name], self.recorder, Untried())
         outcome = await session.opened()
         match outcome:
             case m.SessionOpened():
@@ -342,23 +351,6 @@ async def _in_parallel(work: Callable[[T], Awaitable[None]], items: Iterable[T])
         raise errors[0]
 
 
-SessionWork: TypeAlias = Callable[[ServerSessions], Awaitable[T]]
-
-
-async def with_sessions(sources: SessionSources, work: SessionWork[T]) -> T:
-    """Run `work` with a new `ServerSessions`, which is closed at the end, even after a cancellation."""
-    sessions = ServerSessions(sources)
-    hurried = False
-    try:
-        return await work(sessions)
-    except BaseException as error:
-        hurried = not isinstance(error, Exception)
-        raise
-    finally:
-        with anyio.CancelScope(shield=True):
-            await sessions.close(hurried=hurried)
-
-
 def _failed(
     error: type[errors.MCPToolCallError], name: str, result: m.ToolCallResult
 ) -> errors.MCPToolCallError:
@@ -389,14 +381,14 @@ def outside_turns(settings: TurnSettings, work: SessionWork[T]) -> Callable[[Tur
     async def run(resources: TurnResources) -> T:
         pool, servers = resources.pool, settings.wiring.servers
         keeping = pool if pool is not None and pool.sessions == "kept" else None
-        sources = SessionSources(
-            connect={name: _connect(settings, name, resources, keeping) for name in servers},
+        sessions = ServerSessions(
+            servers={name: _connect(settings, name, resources, keeping) for name in servers},
             recorder=settings.wiring.recorder,
             limits=startup_limits(settings.limits, servers),
             tool_policy=settings.tool_policy,
             lasting=keeping is not None,
         )
-        return await with_sessions(sources, work)
+        return await sessions.run(work)
 
     return run
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.engine import tool_servers
-from grue.engine.outside_turns.server_sessions import ServerSessions, SessionSources, SessionWork
+from grue.engine.outside_turns.server_sessions import ServerSessions, SessionWork
 from grue.engine.outside_turns.tool_access import ToolAccess
 from grue.errors import MCPConfigError, MCPError, TurnCancelled
 from grue.field_checks import shown
@@ -142,18 +142,15 @@ class ToolClient(ToolAccess):
         return {str(name): outcome for name, outcome in outcomes.items()}
 
     def _new_sessions(self) -> ServerSessions:
-        connect = {
-            name: tool_servers.connect_to(name, server, self._registry, self._options)
-            for name, server in self._servers.items()
-        }
         return ServerSessions(
-            SessionSources(
-                connect=connect,
-                recorder=self.recorder,
-                limits=tool_servers.startup_limits(self.limits, self._servers),
-                max_reconnects=self._max_reconnects,
-                lasting=True,
-            )
+            servers={
+                name: tool_servers.connect_to(name, server, self._registry, self._options)
+                for name, server in self._servers.items()
+            },
+            recorder=self.recorder,
+            limits=tool_servers.startup_limits(self.limits, self._servers),
+            max_reconnects=self._max_reconnects,
+            lasting=True,
         )
 
     def _outside_turns(self, work: SessionWork[T]) -> T:

@@ -5,10 +5,9 @@ from typing import Any
 
 import anyio
 import pytest
-from msgspec.structs import replace
 from scripted_server import ScriptedConnection, ScriptedServer
 
-from grue.engine.outside_turns.server_sessions import ServerSessions, SessionSources, with_sessions
+from grue.engine.outside_turns.server_sessions import ServerSessions
 from grue.errors import MCPError, MCPRequestError, MCPServerStartupError, ToolServerDied, TraceError
 from grue.messages import (
     CallTools,
@@ -56,15 +55,15 @@ class Bench:
         self.recorded: list[Any] = []
         recorder = Recorder()
         recorder.add(lambda envelope, _: self.recorded.append(envelope.body))
-        self.sources = SessionSources(
-            connect={A: lambda _: AnsweringConnection(self.server, answer)},
+        self.sessions = ServerSessions(
+            servers={A: lambda _: AnsweringConnection(self.server, answer)},
             recorder=recorder,
             limits=TurnLimits(server_startup_timeout_s=5.0),
         )
 
     async def all_pages(self) -> tuple[JsonObject, ...]:
-        return await with_sessions(
-            self.sources, lambda sessions: sessions.request_all("a", "prompts/list", {"extra": 1}, 5.0)
+        return await self.sessions.run(
+            lambda sessions: sessions.request_all("a", "prompts/list", {"extra": 1}, 5.0)
         )
 
     @property
@@ -116,7 +115,7 @@ async def test_each_request_is_recorded_with_its_error() -> None:
             await sessions.request("a", "prompts/get", {"name": "x"}, 5.0)
         assert refused.value.code == -32602
 
-    await with_sessions(bench.sources, use)
+    await bench.sessions.run(use)
     assert [(body.method, bool(body.error)) for body in bench.requested] == [
         ("ping", False),
         ("prompts/get", True),
@@ -129,7 +128,7 @@ async def test_each_request_is_recorded_with_its_error() -> None:
 async def test_what_cannot_be_sent_as_a_request_is_refused_before_a_server_starts(method: str) -> None:
     bench = Bench(lambda _method, _params: {})
     with pytest.raises(MCPError, match=method):
-        await with_sessions(bench.sources, lambda sessions: sessions.request("a", method, {}, 5.0))
+        await bench.sessions.run(lambda sessions: sessions.request("a", method, {}, 5.0))
     assert bench.server.log == []
 
 
@@ -142,7 +141,7 @@ async def test_a_cancelled_call_closes_its_session() -> None:
             await sessions.call("a.look", {}, 60.0)
 
         async with anyio.create_task_group() as group:
-            group.start_soon(with_sessions, bench.sources, use)
+            group.start_soon(bench.sessions.run, use)
             with anyio.fail_after(60):
                 while "call look" not in bench.server.log:  # noqa: ASYNC110 - the server has no event for it
                     await anyio.sleep(0.001)
@@ -162,9 +161,9 @@ async def test_sessions_whose_close_cannot_be_recorded_are_closed_and_raise_one_
         if isinstance(envelope.body, refused):
             raise error
 
-    bench.sources.recorder.add(refuse)
+    bench.sessions.recorder.add(refuse)
     with pytest.raises(type(error), match="No space left"):
-        await with_sessions(bench.sources, lambda sessions: sessions.tools())
+        await bench.sessions.run(lambda sessions: sessions.tools())
     assert bench.server.log[-1] == "leave"
 
 
@@ -176,13 +175,12 @@ class Cave:
         self.recorded: list[Envelope[Any]] = []
         recorder = Recorder()
         recorder.add(lambda envelope, _: self.recorded.append(envelope))
-        sources = SessionSources(
-            connect={A: self.server},
+        self.sessions = ServerSessions(
+            servers={A: self.server},
             recorder=recorder,
             limits=TurnLimits(server_startup_timeout_s=5.0),
             max_reconnects=max_reconnects,
         )
-        self.sessions = ServerSessions(sources)
 
     def times(self, kind: type) -> int:
         return sum(isinstance(envelope.body, kind) for envelope in self.recorded)
@@ -267,7 +265,7 @@ class Asked(FakeToolServer):
 async def test_a_request_that_waited_for_such_a_call_has_the_next_session_too() -> None:
     cave = Cave(1)
     cave.server = Asked("a")
-    cave.sessions = ServerSessions(replace(cave.sessions._sources, connect={A: cave.server}))
+    cave.sessions.servers = {A: cave.server}
     cave.server.dies("dig")
     await cave.sessions.connect([A])
     async with anyio.create_task_group() as group:
@@ -292,7 +290,7 @@ class Collapsing(FakeToolServer):
 async def test_a_call_during_which_the_server_died_is_not_said_to_be_cancelled() -> None:
     cave = Cave(1)
     cave.server = Collapsing("a")
-    cave.sessions = ServerSessions(replace(cave.sessions._sources, connect={A: cave.server}))
+    cave.sessions.servers = {A: cave.server}
     async with anyio.create_task_group() as group:
         group.start_soon(cave.dies)
         await anyio.sleep(1)
