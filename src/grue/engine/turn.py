@@ -555,8 +555,10 @@ class HostTurn(Generic[T]):
                 raise
             finally:
                 self.progress.leave()
-                if past.history is not None:
-                    past.ran, past.end, past.last_request = True, actors.end, actors.last_request
+                past.ran = True
+                if (agent := actors.agent) is not None:
+                    past.end = agent.end if isinstance(agent.end, m.TurnEnd) else None
+                    past.last_request = agent.last_request
                 # Also after a failure or a cancellation: the next turn has to know the servers' states.
                 memory.learn(actors.connections)
             if not isinstance(end, m.TurnWaits):  # here, because `_past` may raise at its end
@@ -571,7 +573,8 @@ class HostTurn(Generic[T]):
                 # A resumed turn or a fork may have the fallback only in its trace.
                 fallback: Any = end.answer if self.answer.fallback is None else self.answer.fallback
                 response = fallback if end.kind == "fallback" else check.accepted
-                said = items_said(actors.said, end, plain=command.plain_results, begun=self.begun)
+                told = () if actors.agent is None else actors.agent.said
+                said = items_said(told, end, plain=command.plain_results, begun=self.begun)
                 return outcome_of(end, response, anyio.current_time() - started, said)
             case m.TurnParked():
                 raise pending_error(settings.wiring.recorder.redacted_body(end))

@@ -5,7 +5,7 @@ The turn's decisions are made in `protocol/tool_loop.py`, not here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -164,7 +164,7 @@ class TurnActors:
         self._check = check
         self._on_delta = on_delta
         wiring.recorder.hold_back(m.TextDelta)
-        self._agent: AgentActor | None = None
+        self.agent: AgentActor | None = None
         self._early: EarlyRequest | None = None
         self._asking: Actor[m.LlmCommand] | None = None
         self._sessions: dict[m.ServerName, SessionActor] = {}
@@ -188,26 +188,7 @@ class TurnActors:
     @property
     def progress(self) -> TurnProgress:
         """The turn's progress."""
-        return TurnProgress(doing="starting") if self._agent is None else self._agent.progress
-
-    @property
-    def end(self) -> m.TurnEnd | None:
-        """How the agent ended the turn; `None`: it reported no end, or `TurnWaits`."""
-        end = None if self._agent is None else self._agent.end
-        return end if isinstance(end, m.TurnEnd) else None
-
-    @property
-    def last_request(self) -> m.RequestCompletion | None:
-        """The agent's last request to the model; `None`: it has sent none."""
-        return None if self._agent is None else self._agent.last_request
-
-    @property
-    def said(self) -> Sequence[m.RequestCompletion | m.CompletionReceived | m.ReplyDropped]:
-        """The requests and replies of the turn's conversation, in order.
-
-        A `ReplyDropped` says that the reply to its request was discarded, even if the reply stands before it.
-        """
-        return () if self._agent is None else self._agent.said
+        return TurnProgress(doing="starting") if self.agent is None else self.agent.progress
 
     async def run(self, connections: Mapping[m.ServerName, Settled]) -> m.TurnEnd | m.TurnWaits:
         """Run the turn; return its end, or `TurnWaits`. At the turn's time limit the actors are cancelled."""
@@ -242,8 +223,8 @@ class TurnActors:
             return end
         # The time limit has cancelled the agent. The agent usually still reports an end, but not if it was
         # waiting for a session that took too long to close.
-        if self._agent is not None and self._agent.end is not None:
-            return self._agent.end
+        if self.agent is not None and self.agent.end is not None:
+            return self.agent.end
         assert limit_s is not None, "only a limit ends the scope"
         failure = m.DeadlineMissed(limit_s=limit_s, doing="closing its sessions")
         spent = self.progress
@@ -251,7 +232,7 @@ class TurnActors:
             turn=self._command.turn, failure=failure, requests=spent.requests, usage=spent.usage
         )
         try:
-            return failed if self._agent is None else self._agent.not_closed(failed)
+            return failed if self.agent is None else self.agent.not_closed(failed)
         except Exception as error:  # noqa: BLE001 - `raise_crash` raises it
             raise_crash("agent", error)
 
@@ -276,7 +257,7 @@ class TurnActors:
             self._asking = asking
             supervisor.start(asking)
             self._sampling.sampler = self._sampler(supervisor, agent)
-            self._agent = AgentActor(
+            self.agent = AgentActor(
                 agent,
                 llm=llm,
                 sessions=self._start_sessions(supervisor, agent),
@@ -285,21 +266,21 @@ class TurnActors:
                 deadline=self._deadline,
             )
             if early is not None:
-                early.agent, self._agent.on_step = self._agent, early.stepped
+                early.agent, self.agent.on_step = self.agent, early.stepped
             if pool is not None and pool.sessions == "beside":
-                self._agent.on_step = self._stepped
+                self.agent.on_step = self._stepped
             answer = self._wiring.approval.answerer(command, recorder)
             if answer is not None:
-                self._agent.approval = supervisor.mailbox("approval")
-                supervisor.start(ApprovalActor(self._agent.approval, agent=agent, answer=answer))
-            self._agent.presumed = presumed
+                self.agent.approval = supervisor.mailbox("approval")
+                supervisor.start(ApprovalActor(self.agent.approval, agent=agent, answer=answer))
+            self.agent.presumed = presumed
             try:
                 return await self._ended(supervisor, agent)
             finally:
                 self._learn_listings()
 
     async def _ended(self, supervisor: Supervisor, agent: Mailbox[m.TurnEvent]) -> m.TurnEnd | m.TurnWaits:
-        assert self._agent is not None, "it has just been made"
+        assert self.agent is not None, "it has just been made"
         past = self._past
         noted, begun = past.noted, past.begun
         numbers = repeat(past.copied, self._wiring.recorder, () if begun is None else (begun.seq,))
@@ -309,8 +290,8 @@ class TurnActors:
             assert not isinstance(noted, m.WaitEnded), "a turn that has waited has begun"
             for rewrite in past.rewrites:
                 supervisor.note(rewrite, sender="llm")
-            self._agent.forked = noted
-            supervisor.start(self._agent, whole=True)
+            self.agent.forked = noted
+            supervisor.start(self.agent, whole=True)
             end: m.TurnEnd = await agent.ask(self._command, sender="host")
             return end
         expected = agent.expect_reply("host")
@@ -318,7 +299,7 @@ class TurnActors:
         # Record `noted` before the first await, so that the trace has it before the LLM actor's reply.
         assert noted is not None, "it has a past"
         supervisor.note(noted, sender="agent")
-        self._agent.recall(begun, (*past.events, noted))
+        self.agent.recall(begun, (*past.events, noted))
         for rewrite in past.rewrites:
             supervisor.note(rewrite, sender="llm")
         last = past.event
@@ -332,7 +313,7 @@ class TurnActors:
                 copied=True,
             )
             agent.put_recorded(recorded)
-        supervisor.start(self._agent, whole=True)
+        supervisor.start(self.agent, whole=True)
         recalled_end: Any = await expected.wait()
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
 
@@ -376,9 +357,7 @@ class TurnActors:
         if command.tool_search is not None:
             from grue.tool_sessions.tool_search import ToolSearcher  # few programs need it
 
-            searcher = ToolSearcher(
-                lambda: self._agent.tools if self._agent else (), command.tool_search.most
-            )
+            searcher = ToolSearcher(lambda: self.agent.tools if self.agent else (), command.tool_search.most)
             answers |= {"find_tools": searcher.find_tools, "call_tool": searcher.call_tool}
         tools = BuiltInTools(supervisor.mailbox(SERVER), agent, supervisor.note, answers)
         supervisor.start(tools)
@@ -386,7 +365,7 @@ class TurnActors:
 
     def _result_of(self, handle: str) -> m.ToolCallResult | None:
         call_id = m.CallId(handle)
-        found = None if self._agent is None else self._agent.result_of(call_id)
+        found = None if self.agent is None else self.agent.result_of(call_id)
         return found if found is not None or self._earlier is None else self._earlier.find(call_id)
 
     def _when_called(self) -> m.RunTurn:
@@ -455,7 +434,7 @@ class TurnActors:
     def _stepped(self) -> None:
         if self._early is not None:
             self._early.stepped()
-        pool, agent = self._resources.pool, self._agent
+        pool, agent = self._resources.pool, self.agent
         if pool is None or agent is None or not agent.awaits_model:
             return
         states = {name: session.connection for name, session in self._sessions.items()}
@@ -489,7 +468,7 @@ class TurnActors:
         def spent() -> Spent:
             return Spent(requests=self.progress.requests, usage=self.progress.usage)
 
-        return Sampler(start_llm, agent, limits, spent, lambda: self._agent.sampled if self._agent else 0)
+        return Sampler(start_llm, agent, limits, spent, lambda: self.agent.sampled if self.agent else 0)
 
 
 def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[int]) -> dict[int, int]:

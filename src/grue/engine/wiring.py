@@ -70,19 +70,18 @@ class TurnsUnderWay:
         self._shared = False  # `True`: `_users` was above 1 at some time since it was last 0
 
     @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Count a batch within the block."""
-        with self._lock:
-            self._use(1)
+    def in_use(self, users: int = 1) -> Iterator[None]:
+        """Count a batch within the block, or a turn that is in no batch."""
+        self._use(users)
         try:
             yield
         finally:
-            with self._lock:
-                self._use(-1)
+            self._use(-users)
 
     def _use(self, users: int) -> None:
-        self._users = max(0, self._users + users)  # a forked child begins with 0
-        self._shared = self._users > 1 or (self._shared and self._users > 0)
+        with self._lock:
+            self._users = max(0, self._users + users)  # a forked child begins with 0
+            self._shared = self._users > 1 or (self._shared and self._users > 0)
 
     @contextlib.contextmanager
     def beginning(self, start: Callable[[int], int], place: int | None) -> Iterator[int]:
@@ -92,19 +91,13 @@ class TurnsUnderWay:
         batch, and have reached this number, the turn has the next free one. For any other turn, `start`
         returns the number: the one that the request sets, or else a number above the argument of `start`.
         """
-        users = 1 if place is None else 0
-        with self._lock:
-            self._use(users)
-            above = self._highest if self._shared else 0
-            number = start(above) if place is None else place if place > above else above + 1
-            self._highest = max(self._highest, number)
-            self._running[number] += 1
-        try:
-            yield number
-        finally:
+        with self.in_use(1 if place is None else 0):
             with self._lock:
-                self._running -= Counter([number])  # `-=` also removes numbers whose count is 0
-                self._use(-users)
+                above = self._highest if self._shared else 0
+                number = start(above) if place is None else max(place, above + 1)
+                self._highest = max(self._highest, number)
+            with self.running(number):
+                yield number
 
     @contextlib.contextmanager
     def running(self, turn: int) -> Iterator[None]:
