@@ -204,6 +204,34 @@ def test_a_malformed_body_is_refused(path: str, body: bytes) -> None:
         assert (reply.status_code, type(reply.json()["error"]["message"])) == (400, str)
 
 
+CLAUDE = {"x-api-key": "k", "anthropic-version": "2023-06-01"}
+
+
+def test_a_reply_without_json_is_an_error_of_its_request_and_not_of_its_batch() -> None:
+    page = LlmReply(status=502, body=b"<html>Bad gateway</html>")
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    asked = {"requests": [{"custom_id": each, "params": body} for each in "ab"]}
+    with ScriptedLlmServer([page, text_reply("hello")]) as server:
+        url = f"{server.base_url}/messages/batches"
+        url += f"/{httpx.post(url, headers=CLAUDE, json=asked).json()['id']}"
+        assert httpx.get(url, headers=CLAUDE).json()["processing_status"] == "ended"
+        results = map(json.loads, httpx.get(f"{url}/results", headers=CLAUDE).text.splitlines())
+    assert {each["custom_id"]: each["result"]["type"] for each in results} == {
+        "a": "succeeded",
+        "b": "errored",
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kind"), [("POST", "", "invalid_request_error"), ("GET", "/no", "not_found_error")]
+)
+def test_an_error_about_anthropics_batches_has_anthropics_shape(method: str, path: str, kind: str) -> None:
+    with ScriptedLlmServer([]) as server:
+        url = f"{server.base_url}/messages/batches{path}"
+        reply = httpx.request(method, url, headers=CLAUDE, content=b'{"requests": [{"custom_id": [1]}]}')
+    assert (reply.json()["type"], reply.json()["error"]["type"]) == ("error", kind)
+
+
 def test_a_batch_that_nobody_made_has_no_results() -> None:
     with ScriptedLlmServer([]) as server:
         headers = {"x-api-key": "test", "anthropic-version": "2023-06-01"}

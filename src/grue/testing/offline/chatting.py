@@ -17,6 +17,8 @@ from grue.testing.offline.script import FunctionCall, Reply, thinking_tool
 _CALL: Final = re.compile(r"\s*call\s+(?P<name>\S+)\s*(?P<arguments>.*)", re.IGNORECASE)
 _THINK: Final = re.compile(r"\s*think(?:\s+about)?\s+(?P<text>\S.*)", re.IGNORECASE | re.DOTALL)
 _RECALL: Final = re.compile(r"what did i say", re.IGNORECASE)
+# Begins a user message of grue's own: attachments of tool results, or the request for the final answer.
+_NOT_THE_USERS: Final = re.compile(rf"\[Returned by the tool call |{re.escape(m.FINAL_REQUEST)}")
 _MOST_SHOWN: Final = 300
 _INTRODUCTION: Final = (
     "I am a script that stands in for a model, so I cannot answer that. Write `call TOOL {JSON}` and I call a"
@@ -26,15 +28,20 @@ _INTRODUCTION: Final = (
 
 def reply_in_chat(request: ChatRequest) -> Reply:
     """Reply with the tool results since the user's last message, or else as `_INTRODUCTION` says."""
-    said = [index for index, each in enumerate(request.messages) if each.role == "user"]
+    messages = request.messages
+    said = [
+        index
+        for index, each in enumerate(messages)
+        if each.role == "user" and not _NOT_THE_USERS.match(text_of(each.content))
+    ]
     if not said:
         return Reply(content=_INTRODUCTION)
-    text = text_of(request.messages[said[-1]].content)
-    results = [each for each in request.messages[said[-1] :] if each.role == "tool"]
+    text = text_of(messages[said[-1]].content)
+    results = [each for each in messages[said[-1] :] if each.role == "tool"]
     if results:
         return Reply(content=_repeated(results))
     if _RECALL.search(text):
-        return Reply(content=_recalled([text_of(request.messages[index].content) for index in said[:-1]]))
+        return Reply(content=_recalled([text_of(messages[index].content) for index in said[:-1]]))
     calls = _calls(request, text)
     if isinstance(calls, str):
         return Reply(content=f"{calls} (scripted)")
@@ -47,14 +54,15 @@ def _calls(request: ChatRequest, text: str) -> tuple[FunctionCall, ...] | str:
     if thought is not None:
         return _think(request, thought["text"])
     calls: list[FunctionCall] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         asked = _CALL.fullmatch(line)
         if asked is None:
             continue
         # Only letters and digits are compared: a request may have other characters in place of a name's dots.
         # In a chat, the names of MCP tools begin with `mcp.`, which the user may leave out.
         wanted = (_plain(asked["name"]), f"mcp{_plain(asked['name'])}")
-        function = next((each for each in request.offered if _plain(each.name) in wanted), None)
+        alike = (each for each in request.offered if _plain(each.name) in wanted)
+        function = max(alike, key=lambda each: each.name.endswith(asked["name"]), default=None)
         if function is None:
             names = ", ".join(each.name for each in request.offered) or "none"
             return f"I have no tool {asked['name']}. I have: {names}."
@@ -80,7 +88,7 @@ def _call(request: ChatRequest, number: int, name: str, arguments: str) -> Funct
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    return re.sub(r"[\W_]", "", name.lower())
 
 
 def _repeated(results: Sequence[ChatMessage]) -> str:

@@ -4,7 +4,8 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -79,7 +80,7 @@ def _reading(results: _Results, tools: set[str]) -> Reply | None:
     where = results.output("mcp_call", _WHERE)
     if where is None:
         return _answer("The server for files says where it may read.", _call(_WHERE))
-    folder = where.strip().splitlines()[-1]
+    folder = (where.strip().splitlines() or ["."])[-1]
     paths = [f"{folder}/{path}" for path in _notes(results)]
     return _answer("Now the notes, all at once.", _call(_READ_ALL, paths=paths))
 
@@ -107,17 +108,19 @@ def _writing(results: _Results, tools: set[str]) -> Reply:
 
 def _notes(results: _Results) -> list[str]:
     lines = (results.output("list_files", _NOTES) or "").splitlines()
-    return [
-        f"{_NOTES}/{name}" for name in (line.partition(" ")[0] for line in lines) if name.endswith(".csv")
-    ]
+    return [f"{_NOTES}/{name}" for line in lines if (name := line.rpartition(" (")[0]).endswith(".csv")]
 
 
 def _rows(results: _Results) -> list[_Row]:
     texts = [results.output("read_file", path) or "" for path in _notes(results)]
     texts.append(results.output("mcp_call", _READ_ALL) or "")
-    lines = (line for text in texts for line in csv.reader(io.StringIO(text)))
-    whole = (line for line in lines if len(line) == 4 and _HOURS.fullmatch(line[2]))
+    whole = (line for text in texts for line in _lines(text) if len(line) == 4 and _HOURS.fullmatch(line[2]))
     return [_Row(line[1], float(line[2]), line[3]) for line in whole]
+
+
+def _lines(text: str) -> Iterator[list[str]]:
+    with suppress(csv.Error):  # a field is longer than 128 KiB
+        yield from csv.reader(io.StringIO(text, newline=None))
 
 
 def _sums(rows: Iterable[_Row]) -> dict[str, float]:

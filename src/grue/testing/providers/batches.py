@@ -26,6 +26,7 @@ _FIELDS = frozenset({"endpoint", "input_file_id", "completion_window", "metadata
 _ENDPOINTS = frozenset({"/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/v1/completions"})
 _MOST_ITEMS, _MOST_BYTES = 50_000, 200 * 10**6
 _ANTHROPIC_MOST_ITEMS, _ANTHROPIC_MOST_BYTES = 100_000, 256 * 10**6
+_ANTHROPIC = "/messages/batches"  # the path of Anthropic's batches, after `/v1`
 _ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
@@ -101,15 +102,18 @@ class ScriptedBatches:
                 reply = self._done(method, place, dict(parse_qsl(query)), headers, raw)
             except MALFORMED as error:
                 reply = error_reply(400, f"We could not parse your request: {error}")
+            if reply.status >= 400 and place.startswith(_ANTHROPIC):
+                said = messages_dialect.error(reply.status, json.loads(reply.body)["error"])
+                reply = json_reply(said, status=reply.status)
             late = self.faults.after(method, plain, times)
         return reply if late is None else late
 
     def _done(
         self, method: str, place: str, query: Mapping[str, str], headers: Mapping[str, str], raw: bytes
     ) -> LlmReply:
-        anthropic = place.startswith("/messages/batches")
+        anthropic = place.startswith(_ANTHROPIC)
         if anthropic and (refused := messages_dialect.admission(headers)) is not None:
-            return _anthropic_error(refused.status, refused.words)
+            return error_reply(refused.status, refused.words)
         _, kind, *rest = place.removeprefix("/messages").split("/")
         match method, kind, rest:
             case "POST", "files", []:
@@ -172,17 +176,14 @@ class ScriptedBatches:
     # --- Anthropic
 
     def _make_of_list(self, raw: bytes) -> LlmReply:
-        try:
-            requests = [(each["custom_id"], "", each["params"]) for each in json.loads(raw)["requests"]]
-        except MALFORMED as error:
-            return _anthropic_error(400, f"requests: {error}")
+        requests = [(each["custom_id"], "", each["params"]) for each in json.loads(raw)["requests"]]
         ids = [item for item, _, _ in requests]
         if not ids or len(set(ids)) < len(ids) or not all(map(_ID.fullmatch, ids)):
-            return _anthropic_error(400, "requests: custom_id is unique and of letters, digits, _ and -")
+            return error_reply(400, "requests: custom_id is unique and of letters, digits, _ and -")
         if len(ids) > _ANTHROPIC_MOST_ITEMS or len(raw) > _ANTHROPIC_MOST_BYTES:
-            return _anthropic_error(413, "Request exceeds the maximum size")
+            return error_reply(413, "Request exceeds the maximum size")
         if any(body.get("stream") for _, _, body in requests):
-            return _anthropic_error(400, "requests: stream is not supported in batches")
+            return error_reply(400, "requests: stream is not supported in batches")
         return json_reply(_shown(self._new(requests, anthropic=True)))
 
     # --- What the two providers have in common
@@ -233,10 +234,12 @@ class ScriptedBatches:
                 continue
             self.asked[item] += 1
             reply = self._ask(url or "/v1/messages", headers, json.dumps(body).encode())
-            if reply.then != "keep":  # such as `hang_up()`: in a batch, only this request fails
+            try:
+                said = json.loads(reply.body if reply.then == "keep" else b"")
+            except ValueError:  # such as `hang_up()`, or a web page: in a batch, only this request fails
                 bad.append(_unanswered(item, "errored", anthropic=anthropic))
                 continue
-            line = _answered(item, reply, anthropic=anthropic)
+            line = _answered(item, reply.status, said, anthropic=anthropic)
             (good if reply.status == 200 else bad).append(line)
         batch.good = b"".join(good) + (b"".join(bad) if anthropic else b"")
         batch.bad = b"".join(bad)
@@ -309,13 +312,12 @@ def _shown_anthropic(batch: _Batch) -> Json:
     }
 
 
-def _answered(item: str, reply: LlmReply, *, anthropic: bool) -> bytes:
-    body = json.loads(reply.body)
+def _answered(item: str, status: int, body: object, *, anthropic: bool) -> bytes:
     if anthropic:
         succeeded = {"type": "succeeded", "message": body}
-        result = succeeded if reply.status == 200 else {"type": "errored", "error": body}
+        result = succeeded if status == 200 else {"type": "errored", "error": body}
         return json.dumps({"custom_id": item, "result": result}).encode() + b"\n"
-    response = {"status_code": reply.status, "request_id": f"req-{item}", "body": body}
+    response = {"status_code": status, "request_id": f"req-{item}", "body": body}
     line = {"id": f"batch_req_{item}", "custom_id": item, "response": response, "error": None}
     return json.dumps(line).encode() + b"\n"
 
@@ -331,8 +333,3 @@ def _unanswered(item: str, what: Unanswered, *, anthropic: bool) -> bytes:
     error = {"code": code, "message": words if what == "expired" else f"the request was {what}"}
     line = {"id": f"batch_req_{item}", "custom_id": item, "response": None, "error": error}
     return json.dumps(line).encode() + b"\n"
-
-
-def _anthropic_error(status: int, words: str) -> LlmReply:
-    body = {"type": "error", "error": {"type": "invalid_request_error", "message": words}}
-    return json_reply(body, status=status)

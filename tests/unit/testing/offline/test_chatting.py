@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from grue.messages import FINAL_REQUEST
 from grue.testing.offline.chat_request import ChatRequest
 from grue.testing.offline.chatting import reply_in_chat
 
@@ -69,6 +70,28 @@ def test_it_repeats_what_the_tools_have_said() -> None:
     assert twice.content is not None
     assert twice.content.splitlines()[1] == "- a"
     assert len(twice.content) < 400
+
+
+IMAGE = [{"type": "text", "text": "[Returned by the tool call a:]"}, {"type": "image_url"}]
+
+
+@pytest.mark.parametrize("added", [IMAGE, FINAL_REQUEST])
+def test_a_user_message_of_grues_own_is_not_taken_for_the_users(added: Any) -> None:
+    shown = ("call tools.add", ("assistant", None), ("tool", "3"), ("user", added))
+    assert reply_in_chat(request(*shown)).content == "The tool says: 3 (scripted)"
+    said = reply_in_chat(request(*shown, ("assistant", "3"), "what did I say?"))
+    assert said.content == "You have said (scripted):\n- call tools.add"
+
+
+@pytest.mark.parametrize("names", [("a.größe", "a.gräße"), ("a.read_all", "a.readall")])
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_of_tools_with_similar_names_the_named_one_is_called(names: tuple[str, str], wanted: int) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in names]
+    said = [{"role": "user", "content": f'call {names[wanted]} {{"text": "a\u2028b"}}'}]
+    (call,) = reply_in_chat(
+        msgspec.convert({"model": "m", "messages": said, "tools": tools}, ChatRequest)
+    ).calls
+    assert (call.name, call.arguments) == (names[wanted], '{"text": "a\u2028b"}')
 
 
 def test_it_knows_what_was_said() -> None:

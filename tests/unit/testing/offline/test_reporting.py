@@ -59,6 +59,20 @@ def test_with_tools_it_reads_all_notes_at_once_and_thinks_once() -> None:
     assert [kind for kind, _ in actions(system, *tried)] == ["respond", "write_file"]
 
 
+@pytest.mark.parametrize("odd", [CSV.replace("\n", "\r"), f"{CSV}Mon,roof,1,{'x' * 2**18}\n"])
+def test_a_file_with_old_line_ends_or_a_huge_field_is_read_as_far_as_possible(odd: str) -> None:
+    listed = done("list_files", "notes", "my a.csv (3 bytes)")
+    assert actions(SKILLS, READY[0], listed) == [("read_file", {"path": "notes/my a.csv"})]
+    _, (_, write) = actions(SKILLS, READY[0], listed, done("read_file", "notes/my a.csv", odd))
+    assert "| **sum** | 3.5 |" in write["content"]
+
+
+def test_a_server_that_names_no_folder_does_not_stop_it() -> None:
+    system = f"{SKILLS}\n\n{TOOLS}"
+    ((_, params),) = actions(system, *READY, done("mcp_call", "list_allowed_directories"))
+    assert params["arguments"] == {"paths": ["./notes/a.csv"]}
+
+
 def test_a_step_that_failed_is_done_again() -> None:
     failed = (*READY, done("read_file", "notes/a.csv", status="failed"))
     assert actions(SKILLS, *failed) == [("read_file", {"path": "notes/a.csv"})]
