@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from commands import grue
 
-from grue.cli.doctor import look_at_llm
+from grue.cli.doctor import _programs, look_at_llm
 from grue.config.settings import GameConfiguration, RetrySettings
 from grue.protocol.chat_wire.formats import FORMATS
 from grue.testing.llm_server import (
@@ -63,6 +63,16 @@ def examine(folder: Path, url: str, *options: str, wire: str = "", tables: str =
     assert KEY not in found.stdout + found.stderr
     assert "Traceback" not in found.stderr
     return found.returncode, found.stdout
+
+
+@pytest.mark.parametrize("nested", ["-" * 90_000 + "1", "(" * 900 + ")" * 900, "+a" * 90_000])
+def test_a_program_that_is_nested_too_deeply_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nested: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text(f"LlmSettings({nested})\n")
+    (tmp_path / "b.py").write_text("LlmSettings(base_url='http://127.0.0.1:9/v1', model='m')\n")
+    assert [named.model for named in _programs()] == ["m"]
 
 
 @pytest.mark.parametrize("wire", list(FORMATS))

@@ -25,7 +25,7 @@ from grue import (
     tool,
 )
 from grue.cli.trace_to_test import to_test
-from grue.errors import AnswerError, ApprovalPending, ConversationError, LLMError, MCPConfigError
+from grue.errors import AnswerError, ApprovalPending, ConversationError, LLMError, MCPConfigError, TraceError
 from grue.messages import (
     AssistantReply,
     CompletionReceived,
@@ -277,6 +277,19 @@ def test_a_conversation_whose_beginning_is_in_another_trace_is_no_test(tmp_path:
     ):
         each.run_turn(TurnRequest(user="And?", history=[UserText("One."), AssistantReply(content="Two.")]))
     with pytest.raises(ConversationError, match="cannot be run again: the trace does not hold what was said"):
+        to_test(trace, None, (), path)
+    assert not path.exists()
+
+
+def test_an_image_that_is_damaged_is_named(tmp_path: Path) -> None:
+    trace, path = tmp_path / "a.jsonl", tmp_path / "test_a.py"
+    with (
+        ScriptedLlmServer(["x"]) as server,
+        runner(server, "chat_completions", trace, servers={}) as each,
+    ):
+        each.run_turn(TurnRequest(user="What is it?", images=[b"\x89PNG\r\n\x1a\n"]))
+    trace.write_text(trace.read_text().replace('"iVBORw0KGgo="', '"iVBORw0KGgo"'))
+    with pytest.raises(TraceError, match=r"An image of turn 1 in .*a\.jsonl is damaged: "):
         to_test(trace, None, (), path)
     assert not path.exists()
 

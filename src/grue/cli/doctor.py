@@ -303,7 +303,8 @@ class _Named(NamedTuple):
 def _programs() -> Iterator[_Named]:
     programs = sorted(path for path in Path().glob("*.py") if not path.name.startswith("test_"))
     for path in programs[:_MOST_PROGRAMS]:
-        with suppress(OSError, SyntaxError, ValueError, RecursionError), open_regular(path) as file:
+        unreadable = suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError)
+        with unreadable, open_regular(path) as file:
             text = file.read(_MOST_BYTES).decode(errors="replace")
             if "LlmSettings(" in text:
                 yield from _settings_in(path, text)

@@ -64,7 +64,8 @@ def run_fleet(
 
 
 def _run(fleet: Fleet, sweep: Sweep, view: FleetProgress, *, retry: bool, again: str, then: str) -> bool:
-    finished = fleet.sweep(sweep, retry=retry, watch=view.show)
+    with view:  # an error is printed where the status rows were
+        finished = fleet.sweep(sweep, retry=retry, watch=view.show)
     with reader_may_leave():
         view.end(finished.tally)
         say(summary_of(finished, view.place, again))
@@ -233,7 +234,8 @@ def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
         show("")
         say("Interrupted. The scores so far are kept; the same command computes the others.", err=True)
         raise
-    show("")
+    finally:
+        show("")
     before = f"; {tally.before:,} had a score" if tally.before else ""
     say(f"{names}: {tally.done:,} of {counted(tally.total, 'episode')} scored{before}.")
     if tally.spent.requests:

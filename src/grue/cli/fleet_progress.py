@@ -14,6 +14,8 @@ from grue.cli.saying import GRUE, shown, shown_argument
 from grue.fleet.broker import Amount, Costs, FleetBudget
 from grue.fleet.driver import Tally
 from grue.fleet.folder import FleetFolder
+from grue.runtime.loops.closing import Closing
+from grue.tracing.columns import cut
 from grue.tracing.facts import counted
 
 _SHOWN_EVERY_S = {True: 0.2, False: 10.0}
@@ -53,7 +55,7 @@ class Seen(Struct, frozen=True, kw_only=True):
         return (id_, age_s) if age_s > _SLOW_AFTER_S else None
 
 
-class FleetProgress:
+class FleetProgress(Closing):
     """Shows the progress of the fleet in the folder `place`, every 0.2 s at a terminal, else every 10 s."""
 
     def __init__(self, out: TextIO, place: Path, budget: FleetBudget) -> None:
@@ -63,7 +65,6 @@ class FleetProgress:
         self._costs = Costs()
         self._began = time.monotonic()
         self._shown_at = 0.0
-        self._drawn = 0
 
     def show(self, tally: Tally, running: dict[str, float], costs: Costs) -> None:
         """Show the fleet's progress, if enough time has passed since it was last shown."""
@@ -74,14 +75,18 @@ class FleetProgress:
             with suppress(OSError):  # nobody reads the output any more, and the episodes go on
                 self._draw(Seen(tally=tally, running=running, costs=costs, elapsed_s=now - self._began))
 
+    def close(self) -> None:
+        """Erase the status rows."""
+        if self._terminal.redraws:
+            with suppress(OSError):
+                self._terminal.draw("")
+
     def end(self, tally: Tally) -> None:
         """Show the final counts, which stay on the screen."""
         elapsed_s = time.monotonic() - self._began
-        self._draw(Seen(tally=tally, running={}, costs=self._costs, elapsed_s=elapsed_s))
-        if self._terminal.redraws:
-            self._terminal.write("\n")
+        self._draw(Seen(tally=tally, running={}, costs=self._costs, elapsed_s=elapsed_s), last=True)
 
-    def _draw(self, seen: Seen) -> None:
+    def _draw(self, seen: Seen, *, last: bool = False) -> None:
         if not self._terminal.redraws:
             line = json_line(seen, self._budget, self.place)
             self._terminal.write(msgspec.json.encode(line).decode() + "\n")
@@ -91,9 +96,8 @@ class FleetProgress:
             id_, age_s = seen.slowest
             rows.append(f"  slowest {clock(age_s)}: {trace_command(self.place, id_)}")
         width = self._terminal.size().columns - 1
-        back = f"\x1b[{self._drawn - 1}A" if self._drawn > 1 else ""
-        self._terminal.write(f"{back}\r\x1b[J" + "\n".join(shown(row)[:width] for row in rows))
-        self._drawn = len(rows)
+        rows = [cut(shown(row), width) for row in rows]
+        self._terminal.draw(f"{rows[0]}\n" if last else "", () if last else rows)
 
 
 def json_line(seen: Seen, budget: FleetBudget, place: Path) -> dict[str, Any]:

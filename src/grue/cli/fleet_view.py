@@ -212,7 +212,8 @@ def _opened(directory: Path) -> tuple[FleetFolder, Manifest]:
 
 def _statistics(values: list[float]) -> dict[str, float]:
     count = len(values)
-    error = statistics.stdev(values) / math.sqrt(count) if count > 1 else 0.0
+    # Divide first: the deviation of the scores themselves may be too large for a float.
+    error = statistics.stdev([value / math.sqrt(count) for value in values]) if count > 1 else 0.0
     return {"mean": mean_of(values), "standard_error": error, "n": count}
 
 

@@ -2,8 +2,7 @@
 
 The turn's thread only queues messages, and a thread of the view prints ten times a second. So a stopped
 terminal (Ctrl-S) or a slow reader of a pipe delays only the end of the episode, and a closed one ends only
-the view. The cursor rests at the beginning of the status rows and is never hidden: erasing to the end of the
-screen removes the rows, however they were wrapped, and after a kill nothing has to be restored.
+the view.
 
 The first row shows a reply that is arriving, a call's arguments, or a server's progress:
 ```
@@ -368,9 +367,7 @@ class LiveView(Closing):
         rows = () if last else status_rows(self._progress, time.monotonic(), size, self._output.spinner)
         if text or (size.columns, rows) != self._shown:
             self._shown = (size.columns, rows)
-            below = "\n".join(map(self._painted, rows))
-            back = f"\x1b[{len(rows) - 1}A\r" if len(rows) > 1 else "\r"
-            self._output.write(f"\r\x1b[J{text}{below}{back}")
+            self._output.draw(text, [*map(self._painted, rows)])
 
     def _new_rows(self, width: int) -> list[str]:
         rows: list[str] = []

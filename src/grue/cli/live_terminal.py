@@ -4,7 +4,7 @@ import os
 import select
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TextIO
 
@@ -38,6 +38,15 @@ class Terminal:
             if size.columns and size.lines:
                 return size
         return shutil.get_terminal_size((80, 24))
+
+    def draw(self, text: str, rows: Sequence[str] = ()) -> None:
+        """Replace the status rows that were drawn last by `text`, which ends a line, and `rows` below it.
+
+        The cursor rests at the beginning of the status rows and is never hidden: erasing to the end of the
+        screen removes the rows, however they were wrapped, and after a kill nothing has to be restored.
+        """
+        back = f"\x1b[{len(rows) - 1}A\r" if len(rows) > 1 else "\r"
+        self.write("".join(("\r\x1b[J", text, "\n".join(rows), back)))
 
     def write(self, text: str) -> None:
         """Write `text`, with `?` for characters that the encoding lacks; `OSError` if the reader is gone."""

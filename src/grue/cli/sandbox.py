@@ -97,9 +97,10 @@ def _waited(process: "subprocess.Popen[bytes]") -> int:
     except KeyboardInterrupt:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LEAVE_S)
+        raise
+    finally:  # also after a second Ctrl-C
         process.kill()
         process.wait()
-        raise
 
 
 def learn(path: Path, name: str, traces: list[Path]) -> bool:

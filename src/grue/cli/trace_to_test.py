@@ -26,7 +26,7 @@ from grue.engine.answers import unusable_answer
 from grue.engine.conversations.recorded_conversation import said_before
 from grue.engine.fork import RecordedRun, read_run
 from grue.engine.tool_servers import usable_servers
-from grue.errors import MCPConfigError
+from grue.errors import MCPConfigError, TraceError
 from grue.policies import ApprovalDecision, FailurePolicy, ToolPolicy, TurnLimits
 from grue.protocol.context.history import items_of
 from grue.protocol.tool_loop import AGENT
@@ -66,12 +66,16 @@ def to_test(
     path = out or Path(f"test_{_word(run.episode)}_turn_{run.begun.turn}.py")
     if path.exists():
         raise MCPConfigError(f"{path} exists already. Remove it, or choose another name with --out.")
+    try:
+        images = [base64.b64decode(image.data) for image in run.begun.images]
+    except ValueError as error:
+        raise TraceError(f"An image of turn {run.begun.turn} in {file} is damaged: {error}.") from error
     source = "\n".join(_lines(run, named, spec, path)) + "\n"
     # Redact again, because the trace was redacted only with the secrets known when it was recorded.
     source = Redaction.of_environment().redact_text(source)
     with os_errors_as(MCPConfigError, f"write {path}", path=str(path)):
-        for number, image in enumerate(run.begun.images, start=1):
-            _image(path, number).write_bytes(base64.b64decode(image.data))
+        for number, image in enumerate(images, start=1):
+            _image(path, number).write_bytes(image)
         write_whole(path, source.encode())
     fault = _fault(path, run.begun.turn) if run_once else ""
     passes = ", and the test passes" if run_once and not fault else ""

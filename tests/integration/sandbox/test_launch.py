@@ -588,7 +588,8 @@ def test_the_kernel_is_told_the_mark_of_a_box_if_it_writes_records(
     assert calls[-1] == (kernel._RESTRICT_SELF, -1, kernel._LOG_NEW_EXEC_ON if named else 0)
 
 
-def test_a_program_that_ignores_ctrl_c_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("presses", [1, 2])
+def test_a_program_that_ignores_ctrl_c_is_killed(presses: int) -> None:
     class Stubborn:
         def __init__(self) -> None:
             self.waits: list[float | None] = []
@@ -596,7 +597,7 @@ def test_a_program_that_ignores_ctrl_c_is_killed(monkeypatch: pytest.MonkeyPatch
 
         def wait(self, within_s: float | None = None) -> int:
             self.waits.append(within_s)
-            if len(self.waits) == 1:
+            if len(self.waits) <= presses:
                 raise KeyboardInterrupt
             if within_s is not None:
                 raise subprocess.TimeoutExpired("stubborn", within_s)

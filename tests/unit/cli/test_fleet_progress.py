@@ -4,12 +4,16 @@ import io
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import pyte
 import pytest
+from msgspec.structs import replace
 
 from grue.cli import fleet_progress
 from grue.cli.fleet_progress import FleetProgress, Seen, clock, counts_row
+from grue.errors import FleetError
 from grue.fleet.broker import Amount, Costs, FleetBudget
 from grue.fleet.driver import Tally
 from grue.fleet.folder import CaseFile, FleetFolder
@@ -68,10 +72,29 @@ def test_a_terminal_shows_the_slowest_episode_with_its_trace_command(
     first, second, *_ = screen.getvalue().split("\n")
     assert first.endswith("left")
     assert f"slowest 1:23: grue trace show {attempt}" in second
-    assert "\x1b[1A\r\x1b[J30/100 done, 0 running, 4 waiting" in second, (
+    assert "\x1b[1A\r\r\x1b[J30/100 done, 0 running, 4 waiting" in second, (
         "the second picture goes back over both rows"
     )
-    assert screen.getvalue().endswith("left\n")
+    assert screen.getvalue().endswith("left\n\r")
+
+
+def test_rows_of_wide_characters_are_replaced_and_leave_room_for_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setitem(fleet_progress._SHOWN_EVERY_S, True, 0.0)
+    wide = replace(TALLY, scores={"正确率" * 9: (28, 140.0)})
+    out, screen = _Screen(), pyte.Screen(40, 10)
+    with suppress(FleetError), FleetProgress(out, tmp_path, FleetBudget()) as progress:
+        for _ in range(3):
+            progress.show(wide, {ID: time.monotonic() - 83}, COSTS)
+        pyte.Stream(screen).feed(out.getvalue().replace("\n", "\r\n"))
+        assert [row[:6] for row in screen.display if row.strip()] == ["30/100", "  slow"]
+        out.truncate(out.seek(0))
+        raise FleetError("The folder is gone.")
+    pyte.Stream(screen).feed(f"{out.getvalue()}grue: The folder is gone.")
+    assert [row.rstrip() for row in screen.display if row.strip()] == ["grue: The folder is gone."]
 
 
 def test_a_fleet_goes_on_if_nobody_reads_its_progress(tmp_path: Path) -> None:

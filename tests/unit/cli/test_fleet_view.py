@@ -154,6 +154,13 @@ def test_a_mean_of_very_large_scores_is_shown(tmp_path: Path, capsys: pytest.Cap
     ]
 
 
+def test_the_spread_of_very_large_scores_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scores = iter((1.7e308, -1.7e308))
+    make_fleet(tmp_path, lambda *_: next(scores), prompts=("short",), questions=2, repetitions=1)
+    print_table(tmp_path, [], as_json=False)
+    assert "0 ± 1.7e+308" in capsys.readouterr().out
+
+
 def test_an_episode_without_any_score_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fleet = FleetFolder(tmp_path)
     fleet.write_manifest(Manifest(total=1))

@@ -19,7 +19,7 @@ from prompt_toolkit.styles import Style
 
 from grue.cli.chat.commands import COMMANDS
 from grue.engine.approval import forget_typed
-from grue.runtime.files import write_whole
+from grue.runtime.files import open_regular, write_whole
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
 
@@ -171,8 +171,9 @@ def _history(redaction: Redaction) -> History:
         path = folder / "chat_history"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
-        if path.stat().st_size > _MAX_HISTORY_BYTES:
-            _shorten(path)
+        with open_regular(path) as file:
+            if file.seek(0, os.SEEK_END) > _MAX_HISTORY_BYTES:
+                _shorten(path)
     except (OSError, RuntimeError):  # RuntimeError: this user has no home folder
         return InMemoryHistory()
     return _PrivateHistory(path, redaction)

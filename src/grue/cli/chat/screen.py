@@ -182,7 +182,7 @@ class _WaitingRow:
             self._what = ""
             if self._drawn:
                 self._drawn = False
-                self._output.write("\r\x1b[K")
+                self._output.draw("")
 
     def close(self) -> None:
         self.hide()
@@ -204,5 +204,5 @@ class _WaitingRow:
         self._frame = (self._frame + 1) % len(frames)
         lasts = f" {int(time.monotonic() - self._since)} s"
         row = cut(f"  {frames[self._frame]} {self._what}{lasts}", self._output.size().columns - 1)
-        self._output.write(f"\r\x1b[K{row}")
+        self._output.draw("", [row])
         self._drawn = True

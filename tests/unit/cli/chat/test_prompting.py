@@ -87,11 +87,12 @@ def no_home() -> Path:
     raise RuntimeError("Could not determine home directory.")
 
 
-@pytest.mark.parametrize("place", ["file", ""])
+@pytest.mark.parametrize("place", ["file", "", "taken"])
 def test_without_a_place_for_it_the_history_is_in_memory(
     keys: PipeInput, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "taken" / "grue" / "chat_history").mkdir(parents=True)
     monkeypatch.setenv("XDG_STATE_HOME", place and str(tmp_path / place))
     monkeypatch.setattr(Path, "home", no_home)
     prompt = reader()

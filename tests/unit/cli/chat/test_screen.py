@@ -91,10 +91,10 @@ def test_the_row_says_what_is_waited_for_and_is_erased() -> None:
         assert output.row_shown.wait(60)
         shown.on_event(STARTED)
         before = output.text
-        assert before.rpartition("\r\x1b[K")[2].startswith("  cave.look")
+        assert before.rpartition("\r\x1b[J\r")[2].startswith("  cave.look")
         shown.end(None)
         shown.begin()
-    assert output.text.endswith(("\r\x1b[K", "\n"))
+    assert output.text.endswith(("\r\x1b[J\r", "\n"))
     shown.begin()  # closed: it shows nothing more
     shown.close()
 
