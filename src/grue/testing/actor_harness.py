@@ -24,6 +24,7 @@ wait, and stands still while a thread works. The loop refuses processes, sockets
 
 import asyncio
 import functools
+import math
 import selectors
 import sys
 import threading
@@ -353,6 +354,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Return the virtual time in seconds; a new loop starts at 0."""
         return self._now
 
+    def call_at(
+        self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """Schedule a call. `anyio.sleep_forever` schedules one at infinity, to which no clock can jump."""
+        if math.isinf(when):
+            return asyncio.TimerHandle(when, callback, args, self, context)
+        return super().call_at(when, callback, *args, context=context)
+
     async def idle(self) -> None:
         """Wait until all other tasks wait and no thread is at work. The virtual clock does not move."""
         waiter: asyncio.Future[None] = self.create_future()
@@ -535,7 +544,7 @@ class TraceWatch:
         """Return the messages of these kinds, in order; without `kinds`, all messages."""
         return [each.body for each in self.envelopes if not kinds or isinstance(each.body, kinds)]
 
-    def happened(self, kind: type, *, times: int | None = None, **fields: Any) -> Any:
+    def happened(self, kind: type, /, *, times: int | None = None, **fields: Any) -> Any:
         """Assert that a message of this kind was recorded, and return the first one.
 
         `kind` is a class of `grue.messages`, or that of a fact. `times` is how many such messages there must
@@ -552,7 +561,7 @@ class TraceWatch:
             raise self._failure(f"{_described(kind, fields)} happened {len(found)} times, not {wanted}", kind)
         return found[0] if found else None
 
-    def never(self, kind: type, **fields: Any) -> None:
+    def never(self, kind: type, /, **fields: Any) -> None:
         """Assert that no message of this kind, with these fields, was recorded.
 
         Raises:

@@ -18,6 +18,7 @@ assert client.requests[1]["messages"][-1]["role"] == "tool"
 """
 
 import asyncio
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -118,7 +119,7 @@ class MockMCPManager:
         Raises:
             TimeoutError: The tool's result was last set by `set_timeout`.
         """
-        self.calls.append((tool_name, dict(arguments)))
+        self.calls.append((tool_name, copy.deepcopy(arguments)))
         await asyncio.sleep(0)
         result = self.tool_results.get(tool_name, {"default": "result"})
         if isinstance(result, TimeoutError):
@@ -173,7 +174,7 @@ class MockLLMClient:
         Raises:
             MCPError: No response is left.
         """
-        self.requests.append(kwargs)
+        self.requests.append(copy.deepcopy(kwargs))  # the program may go on with the same list of messages
         if len(self.requests) > len(self._responses):
             raise MCPError(f"MockLLMClient has no response for request {len(self.requests)}: add one.")
         response = self._responses[len(self.requests) - 1]

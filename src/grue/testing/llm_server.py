@@ -16,6 +16,7 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import socket
 import struct
 import sys
@@ -510,9 +511,13 @@ def _refuse_constant(name: str) -> object:
     raise ValueError(f"{name} is not JSON")
 
 
+_LENGTH = re.compile(r"[0-9]{1,9}")
+
+
 class _HttpServer(ThreadingHTTPServer):
     owner: ScriptedLlmServer
     handlers: tuple[threading.Thread, ...] = ()
+    request_queue_size = socket.SOMAXCONN  # with the default, 5, some of many clients are refused
 
     def process_request(self, request: object, client_address: object) -> None:
         # Daemon threads, because a client may keep its connection open to the end of the program. The base
@@ -548,8 +553,12 @@ class _Handler(BaseHTTPRequestHandler):
         super().finish()
 
     def do_POST(self) -> None:
-        raw = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        self._send(self.server.owner.answer(self.path, self._headers(), raw))
+        length = self.headers.get("Content-Length", "0")
+        if "Transfer-Encoding" in self.headers or not _LENGTH.fullmatch(length):
+            self._send(error_reply(411, "A request needs a Content-Length: a number of bytes below 1 GB."))
+            self.close_connection = True  # where the request ends is not known
+            return
+        self._send(self.server.owner.answer(self.path, self._headers(), self.rfile.read(int(length))))
 
     def do_GET(self) -> None:
         self._send(self.server.owner.listing(self.path, self._headers()))

@@ -134,6 +134,7 @@ _METHODS: Mapping[Feature, tuple[str, ...]] = {
     "logging": ("logging/setLevel",),
 }
 _GRACE_S = 1  # how many seconds `serve_http` waits at its end for clients to disconnect
+_STOP_S = 5.0  # how many seconds it waits for the server's thread, which a tool may block
 F = TypeVar("F", bound=Callable[..., Any])
 _logger = logging.getLogger(__name__)
 
@@ -231,6 +232,7 @@ class MockServer(MCPServer[Any]):
     def serve_http(self, *, port: int = 0, transport: Literal["http", "sse"] = "http") -> Iterator[str]:
         """Serve over HTTP on loopback, in a thread, and yield the URL. Leaving the block stops the server.
 
+        A tool that is no coroutine function and still runs 5 s later keeps its thread until it has ended.
         `port` 0 chooses a free port. The transport `http` is Streamable HTTP; `sse` is the older HTTP+SSE.
 
         Raises:
@@ -254,7 +256,7 @@ class MockServer(MCPServer[Any]):
             yield f"http://127.0.0.1:{listener.getsockname()[1]}{path}"
         finally:
             http.should_exit = True
-            thread.join()
+            thread.join(_STOP_S)
             listener.close()
 
     def app(self, transport: Literal["http", "sse"] = "http") -> "Starlette":

@@ -10,6 +10,8 @@ from grue.messages import (
     McpDisabled,
     OpenSession,
     RunTurn,
+    ServerName,
+    ServerNoted,
     SessionOpened,
     ToolReturned,
     TurnCompleted,
@@ -96,3 +98,10 @@ def test_a_trace_file_can_be_watched(watch: TraceWatch, trace_file: Path) -> Non
     read = TraceWatch.of(trace_file)
     read.in_order(RunTurn, TurnCompleted)
     assert [each.seq for each in read.envelopes] == [each.seq for each in watch.envelopes]
+
+
+def test_a_field_of_a_message_may_be_called_kind() -> None:
+    watch = TraceWatch()
+    watch.recorder.record(ServerNoted(server=ServerName("cave"), kind="log", text="hm"), sender="cave")
+    assert watch.happened(ServerNoted, kind="log").text == "hm"
+    watch.never(ServerNoted, kind="bad_tool")

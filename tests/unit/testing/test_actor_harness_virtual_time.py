@@ -240,3 +240,13 @@ def test_a_whole_turn_takes_no_time_and_records_the_same_times_each_run() -> Non
     assert duration_s == 30
     assert {name: t for t, name in times}["ToolTimedOut"] == 30
     assert run_in_virtual_time(turn) == (duration_s, times)
+
+
+@virtual_time
+async def test_a_task_that_sleeps_for_ever_can_be_cancelled_and_is_a_deadlock_alone() -> None:
+    with anyio.move_on_after(5) as scope:
+        await anyio.sleep_forever()
+    assert scope.cancelled_caught
+    assert anyio.current_time() == 5
+    with pytest.raises(Deadlock, match="nothing can wake them"):
+        await anyio.to_thread.run_sync(run_in_virtual_time, anyio.sleep_forever)

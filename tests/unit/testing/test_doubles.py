@@ -75,3 +75,12 @@ def test_a_client_says_of_tools_what_it_is_told_to() -> None:
     assert client._supports_tool_calling("o1-mini")
     client.supports_tools = False
     assert not client._supports_tool_calling("gpt-4o", None)
+
+
+def test_a_recorded_request_stays_as_it_was_sent() -> None:
+    client = MockLLMClient()
+    client.add_response("A door.")
+    messages = [{"role": "user", "content": "Look!"}]
+    client.chat.completions.create(model="m", messages=messages)
+    messages.append({"role": "assistant", "content": "A door."})
+    assert client.requests[0]["messages"] == messages[:1]

@@ -1,9 +1,11 @@
 """The scripted endpoint: what it refuses, what it serves, how it ends."""
 
+import contextlib
 import copy
 import json
 import os
 import signal
+import socket
 import threading
 from typing import Any
 
@@ -406,3 +408,27 @@ def test_a_forked_child_that_leaves_the_block_does_not_end_the_server() -> None:
         assert os.waitpid(child, 0)[1] == 0
         assert client.post("/chat/completions", json=asked).status_code == 200
     assert server.accepted == 1
+
+
+def test_a_hundred_clients_may_connect_at_once() -> None:
+    server = ScriptedLlmServer(["one"])  # nothing accepts the connections yet
+    port = int(server.base_url.rpartition(":")[2].partition("/")[0])
+    with contextlib.ExitStack() as clients:
+        for _ in range(100):
+            clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        with server:
+            pass
+
+
+@pytest.mark.parametrize(
+    "framing", ["Content-Length: many", "Content-Length: -1", "Transfer-Encoding: chunked"]
+)
+def test_a_request_without_a_usable_length_is_refused_at_once(framing: str) -> None:
+    with ScriptedLlmServer(["one"]) as server:
+        port = int(server.base_url.rpartition(":")[2].partition("/")[0])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{framing}\r\n\r\n2\r\n{{}}".encode())
+            with client.makefile("rb") as answer:
+                assert answer.readline() == b"HTTP/1.1 411 Length Required\r\n"
+                answer.read()  # up to the end of the connection
+        assert (server.requests, server.left) == ([], 1)

@@ -32,6 +32,7 @@ from mcp_types import (
 )
 from promises import GUARD_S
 
+from grue.testing import mock_server
 from grue.testing.mock_features import CITIES, reference_server
 from grue.testing.mock_server import FEATURES, MemoryEventStore, MockServer
 
@@ -389,3 +390,27 @@ except MissingDependencyError as error:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert "pip install 'mcp>=2.3,<3'" in done.stdout
+
+
+async def test_a_tool_that_blocks_does_not_block_the_end_of_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mock_server, "_STOP_S", 0.1)
+    begun, release = threading.Event(), threading.Event()
+    server = MockServer("shop")
+
+    @server.tool()
+    def stuck() -> None:
+        begun.set()
+        release.wait(GUARD_S)
+
+    try:
+        with server.serve_http() as url:
+            async with Client(url) as client, anyio.create_task_group() as calls:
+                calls.start_soon(client.call_tool, "stuck")
+                await anyio.to_thread.run_sync(begun.wait)
+                calls.cancel_scope.cancel()
+        assert not release.is_set()
+        assert any(each.name == "mock server shop" for each in threading.enumerate())
+    finally:
+        release.set()

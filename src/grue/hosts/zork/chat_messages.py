@@ -99,6 +99,8 @@ def conversation_of(
     Tool calls without a result are left out, because providers refuse them. Without `tools`, the
     conversation has the tools that `messages` call, because some endpoints require a list of these.
     """
+    if not all(isinstance(message, Mapping) for message in messages):
+        raise MCPError('Each of the messages is a dictionary, such as {"role": "user", "content": "..."}.')
     given = sum(len(_cache_points(message)) for message in messages)
     conversation = EncodedConversation(profile, given_markers=given)
     named = dict.fromkeys(call.name for message in messages for call in _calls(message))

@@ -298,9 +298,10 @@ def test_every_text_is_sent_in_its_order(said: list[tuple[str, str]]) -> None:
         ({"role": "assistant", "tool_calls": [{"id": "a"}]}, "Each of an assistant's 'tool_calls' has"),
         ({"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}, "all three are texts"),
         ({"role": "assistant", "tool_calls": ["think"]}, "all three are texts"),
+        ("Hello.", "Each of the messages is a dictionary"),
     ],
 )
-def test_what_cannot_be_sent_is_refused(message: dict[str, Any], complaint: str) -> None:
+def test_what_cannot_be_sent_is_refused(message: Any, complaint: str) -> None:
     llm, bodies = mocked()
     with pytest.raises(MCPError, match=complaint):
         llm.chat_completions_create("m", [message])

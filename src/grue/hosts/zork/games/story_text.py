@@ -10,7 +10,8 @@ WIDTH: Final = 255
 """Columns of the interpreter's screen. A story's header has one byte for this number, so 255 is the most."""
 
 _STATUS_LINE: Final = re.compile(
-    r"^ ?(?P<room>\S.*?) {3,}(?:Score: *)?(?P<score>-?\d+)(?: */ *| +(?:Moves|Turns): *)(?P<moves>\d+) *$",
+    r"^ ?(?P<room>\S.*?)(?<! ) {3,}"
+    r"(?:Score: *)?(?P<score>-?\d+)(?: */ *| +(?:Moves|Turns): *)(?P<moves>\d+) *$",
     re.MULTILINE,
 )
 _SCORE: Final = re.compile(
@@ -21,13 +22,13 @@ _MAX_SCORE: Final = re.compile(
 )
 _MOVES: Final = re.compile(r"\b(?:in|after) (\d+) (?:moves?|turns?)\b", re.IGNORECASE)
 SAYS_DIED: Final = re.compile(
-    r"^[\s*]*you (?:have died|died|are dead|have been killed)[\s*.!]*$", re.IGNORECASE | re.MULTILINE
+    r"^(?:[^\S\n]|\*)*you (?:have died|died|are dead|have been killed)[\s*.!]*$", re.IGNORECASE | re.MULTILINE
 )
 SAYS_WON: Final = re.compile(
-    r"^\s*\*+\s*you(?: have|'ve)? w[io]n\b[^\n]*\*+\s*$", re.IGNORECASE | re.MULTILINE
+    r"^[^\S\n]*\*+\s*you(?: have|'ve)? w[io]n\b[^\n]*\*\s*$", re.IGNORECASE | re.MULTILINE
 )
 SAYS_OVER: Final = re.compile(
-    r"\brestart\b(?=[^>]*\brestore\b)(?=[^>]*\b(?:quit|end this session)\b)", re.IGNORECASE
+    r"(?:^|>)(?>[^>]*?\brestart\b)(?=[^>]*\brestore\b)(?=[^>]*\b(?:quit|end this session)\b)", re.IGNORECASE
 )
 """The question of a game that is over: whether to RESTART, RESTORE or QUIT."""
 TOOK_NO_TIME: Final = re.compile(r"(?:don't|do not) know the word", re.IGNORECASE)

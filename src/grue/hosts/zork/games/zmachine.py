@@ -5,7 +5,8 @@ object. Offsets are as in the Z-Machine Standards Document 1.1, sections 11 (hea
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,7 @@ _ALPHABETS: Final = (
     "ABCDEFGHIJKLMNOPQRSTUVWXYZ",
     " \n0123456789.,!?_#'\"/\\-:()",
 )
-_LONGEST_NAME: Final = 255  # bytes; in a damaged file a name may have no end
+_LONGEST_NAME: Final = 255  # bytes or characters; in a damaged file a name may have no end
 
 
 class StoryFile(Struct, frozen=True):
@@ -78,6 +79,10 @@ def object_names(story: bytes) -> frozenset[str]:
 
 
 def _names(story: bytes) -> Iterator[str]:
+    @cache
+    def abbreviation(number: int) -> str:
+        return _decode(story, 2 * _word(story, _word(story, _ABBREVIATIONS) + 2 * number))
+
     early = story[0] == 3
     entry_bytes, pointer_at = (9, 7) if early else (14, 12)
     entry = _word(story, _OBJECT_TABLE) + (31 if early else 63) * 2
@@ -87,7 +92,7 @@ def _names(story: bytes) -> Iterator[str]:
         properties = _word(story, entry + pointer_at)
         first_properties = min(first_properties, properties)
         if story[properties]:
-            yield _decode(story, properties + 1)
+            yield _decode(story, properties + 1, abbreviation)
         entry += entry_bytes
 
 
@@ -103,10 +108,13 @@ def _z_characters(story: bytes, at: int) -> Iterator[int]:
             return
 
 
-def _decode(story: bytes, at: int, *, within_abbreviation: bool = False) -> str:
+def _decode(story: bytes, at: int, abbreviation: Callable[[int], str] | None = None) -> str:
+    # Abbreviations are decoded once and texts have a limit, because a damaged file may repeat long ones.
     text, alphabet = "", 0
     characters = _z_characters(story, at)
     for character in characters:
+        if len(text) > _LONGEST_NAME:
+            break
         shift, alphabet = alphabet, 0
         if character >= 6 and (shift, character) == (2, 6):
             text += chr(next(characters, 0) << 5 | next(characters, 0))
@@ -116,9 +124,8 @@ def _decode(story: bytes, at: int, *, within_abbreviation: bool = False) -> str:
             alphabet = character - 3
         elif character == 0:
             text += " "
-        elif not within_abbreviation:
-            entry = _word(story, _ABBREVIATIONS) + 2 * (32 * (character - 1) + next(characters, 0))
-            text += _decode(story, 2 * _word(story, entry), within_abbreviation=True)
+        elif abbreviation is not None:
+            text += abbreviation(32 * (character - 1) + next(characters, 0))
     return text
 
 

@@ -1,5 +1,7 @@
 """What is found in a story's words, and what is not."""
 
+import time
+
 import pytest
 
 from grue.hosts.zork.games.story_text import (
@@ -132,3 +134,13 @@ def test_when_nothing_may_be_asked_in_between() -> None:
     assert not TOOK_NO_TIME.search("Taken.")
     assert SAYS_DARK.search("It is pitch black. You are likely to be eaten by a grue.")
     assert not SAYS_DARK.search("A pitcher, black with age.")
+
+
+def test_no_text_takes_long_to_search() -> None:
+    begun = time.monotonic()
+    for part in ("a" + " " * 7, "restart ", "*\n", " \n", "Score: ", "you won *"):
+        text = part[:-1] + part[-1] * 20_000 if part.startswith("a ") else part * 20_000
+        take_status_line(text)
+        told_score(text)
+        assert not any(pattern.search(text) for pattern in (SAYS_OVER, SAYS_DIED, SAYS_WON))
+    assert time.monotonic() - begun < 10

@@ -128,3 +128,9 @@ def test_what_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
         open_story(tmp_path / "absent.z3")
     with pytest.raises(GameError, match="Is a directory"):
         open_story(tmp_path)
+
+
+def test_names_that_repeat_a_long_abbreviation_are_cut() -> None:
+    names = object_names(story_with(["*" * 100] * 50, abbreviation="a" * 300))
+    longest = max(map(len, names))
+    assert longest < 1000
