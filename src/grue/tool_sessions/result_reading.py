@@ -18,8 +18,7 @@ from grue.errors import MCPError
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.results import in_lines, whole_text, without_middle
 
-_BLOCK = 65_536  # characters that are searched at once for a line number or a pattern
-_SMALL_BLOCK = 1_024  # down to this size, a block with a match is divided
+_LINE = re.compile(r".+\n?|\n")
 _LONGEST_LINE = 4_000  # a longer line is searched in overlapping pieces of this length
 _OVERLAP = 400
 _SHOWN_OF_LINE = 300
@@ -106,15 +105,15 @@ class WholeResult:
         )
 
     def _search(self, pattern: str, skip: int, room: int, clock: Callable[[], float]) -> str:
-        test, quick = _test_of(pattern)
+        test = _test_of(pattern)
         until = clock() + _SEARCH_S
         found: list[str] = []
         seen, size, stopped = 0, 0, ""
-        for line, offset, piece in _pieces(self.text, quick):
+        for line, offset, piece in _pieces(self.text):
             if clock() > until:
                 stopped = f"the search stopped after {_SEARCH_S:g} s at line {line}: use a simpler pattern"
                 break
-            if piece is None or not test(piece):
+            if not test(piece):
                 continue
             seen += 1
             if seen <= skip:
@@ -163,71 +162,36 @@ class WholeResult:
 
 
 def _start_of(text: str, line: int) -> int:
-    """Return where a line begins; -1: there is no such line. Skip whole blocks of the text, to be fast."""
-    at, number = 0, 1
-    while number < line and at < len(text):
-        end = min(at + _BLOCK, len(text))
-        more = text.count("\n", at, end)
-        if number + more >= line:
-            break
-        at, number = end, number + more
-    while number < line:
-        newline = text.find("\n", at)
-        if newline < 0:
+    """Return where a line begins; -1: there is no such line."""
+    at = 0
+    for _ in range(line - 1):
+        at = text.find("\n", at) + 1
+        if not at:
             return -1
-        at, number = newline + 1, number + 1
     return at
 
 
-def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str | None]]:
-    """Yield each line in pieces: line number, offset in the line, and text. Skip blocks that fail `quick`."""
-    # For each skipped block yield the text `None`, so that the caller can stop in time: `quick` may take tens
-    # of milliseconds. A block that passes is tested again in smaller blocks, so that fewer lines are yielded.
-    at, line, size = 0, 1, _BLOCK
-    while at < len(text):
-        end = text.rfind("\n", at, at + size) + 1 if at + size < len(text) else len(text)
-        if end <= at:
-            newline = text.find("\n", at)
-            end = len(text) if newline < 0 else newline + 1
-        block = text[at:end]
-        if len(block) <= 2 * _BLOCK and not quick(block):
-            yield line, 0, None
-            size = min(2 * size, _BLOCK)
-        elif size > _SMALL_BLOCK and len(block) <= size:
-            size //= 4
-            continue
-        else:
-            for number, whole in enumerate(block.removesuffix("\n").split("\n"), start=line):
-                for offset in range(0, max(1, len(whole) - _OVERLAP), _LONGEST_LINE - _OVERLAP):
-                    yield number, offset, whole[offset : offset + _LONGEST_LINE]
-        at, line = end, line + block.count("\n")
+def _pieces(text: str) -> Iterator[tuple[int, int, str]]:
+    """Yield each line in pieces: line number, offset in the line, and text."""
+    for number, found in enumerate(_LINE.finditer(text), start=1):
+        line = found[0].removesuffix("\n")
+        for offset in range(0, max(1, len(line) - _OVERLAP), _LONGEST_LINE - _OVERLAP):
+            yield number, offset, line[offset : offset + _LONGEST_LINE]
 
 
-def _test_of(pattern: str) -> tuple[_Test, _Test]:
-    """Return a test for a piece of a line, and one for a block. If a block fails, none of its lines match."""
-    if len(pattern) > _LONGEST_PATTERN:
-        raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")
-    test = _compiled(pattern)
-    if test is None:
-        raise CannotReadError(
-            "the pattern is not a regular expression, has look-around or back references, or is too large;"
-            " to find a text as it is, put a backslash before each special character"
-        )
-    # In a block, (?m) lets ^ and $ match at each line, but \A and \z match only at the block's ends (\Z is
-    # refused above). So a pattern with one of them has no quick test. Nor has one with an inline flag `-m` or
-    # `R`, such as `(?-m:^a)`, which changes where ^ and $ match.
-    quick = None if re.search(r"\\[Az]|\(\s*\?[a-zA-Z]*[-R]", pattern) else _compiled(f"(?m){pattern}")
-    return test, quick or (lambda _: True)
-
-
-def _compiled(pattern: str) -> _Test | None:
+def _test_of(pattern: str) -> _Test:
     import jsonschema_rs
 
+    if len(pattern) > _LONGEST_PATTERN:
+        raise CannotReadError(f"a pattern has at most {_LONGEST_PATTERN} characters")
     options = jsonschema_rs.RegexOptions(size_limit=_REGEX_BYTES, dfa_size_limit=10 * _REGEX_BYTES)
     try:
         found: Any = jsonschema_rs.Draft202012Validator({"pattern": pattern}, pattern_options=options)
     except (jsonschema_rs.ValidationError, ValueError):
-        return None
+        raise CannotReadError(
+            "the pattern is not a regular expression, has look-around or back references, or is too large;"
+            " to find a text as it is, put a backslash before each special character"
+        ) from None
     return found.is_valid  # type: ignore[no-any-return]  # of a class without types
 
 
