@@ -4,13 +4,11 @@ import anyio
 import mcp_types as types
 from mcp.shared.message import SessionMessage
 
-from grue.protocol.tools.results import is_small
 from grue.runtime.large_data import CutLineError, LineTooLongError
-from grue.runtime.loops.beside_loop import aside
 from grue.runtime.processes.child_process import ServerProcess
 from grue.tool_sessions.server_requests import Notify
 from grue.transports.mcp.incoming import read_any_message, refusal_of_cut
-from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_large, encode_message
+from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_message
 
 _LONG_ID = 20  # digits
 
@@ -31,7 +29,6 @@ class LineStream(MessageStream):
         self._max_message_bytes = max_message_bytes
         self._unasked = 0
         self._last_id = 0  # of the requests sent, which the SDK numbers
-        self._encoding = anyio.Lock()
         self.broken: str | None = None
 
     async def receive(self) -> SessionMessage | Exception:
@@ -77,7 +74,7 @@ class LineStream(MessageStream):
         if isinstance(item.message, types.JSONRPCRequest) and isinstance(item.message.id, int):
             self._last_id = item.message.id
         try:
-            self._process.send_line(await self._encoded(item.message))
+            self._process.send_line(encode_message(item.message))
         except anyio.BrokenResourceError:
             self.broken = self.broken or "it does not read its input"
             raise
@@ -85,11 +82,3 @@ class LineStream(MessageStream):
     def end_input(self) -> None:
         """Close the server's standard input, so that the server exits while the session is being closed."""
         self._process.ask_to_exit()
-
-    async def _encoded(self, message: types.JSONRPCMessage) -> bytes:
-        """Encode a message: a large request in a thread, while later messages wait, to keep the order."""
-        large = isinstance(message, types.JSONRPCRequest) and not is_small(message.params)
-        if not large and not self._encoding.locked():
-            return encode_message(message)
-        async with self._encoding:
-            return await aside(encode_large, message) if large else encode_message(message)

@@ -9,7 +9,6 @@ from typing import ClassVar, Self
 
 import anyio
 import mcp_types as types
-import msgspec
 from mcp.shared.exceptions import MCPError as SdkError
 from mcp.shared.message import SessionMessage
 
@@ -75,14 +74,6 @@ def is_closed(error: SdkError, stream: MessageStream) -> bool:
         and error.code == types.CONNECTION_CLOSED
         and error.message == "Connection closed"
     )
-
-
-def encode_large(message: types.JSONRPCMessage) -> bytes:
-    """Return a large message as JSON. Pydantic's encoder would hold the GIL three times as long."""
-    try:
-        return msgspec.json.encode({name: each for name, each in message if name in message.model_fields_set})
-    except (ValueError, TypeError):  # msgspec cannot encode this message
-        return encode_message(message)
 
 
 def encode_message(message: types.JSONRPCMessage) -> bytes:
