@@ -51,6 +51,11 @@ class ByName(StructMeta):
                 raise
 
 
+def repr_by_fields(settings: Any) -> str:
+    """Return the `repr` of an object whose `__rich_repr__` hides secrets: as a method, it is `__repr__`."""
+    return f"{type(settings).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.__rich_repr__())})"
+
+
 class OwnKeywords(ByName):
     """Like `ByName`. If another class is given a keyword of this class, the error can name this class."""
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from grue.errors import MCPConfigError
-from grue.field_checks import ByName, check_settings
+from grue.field_checks import ByName, check_settings, repr_by_fields
 
 Grant = Literal["authorization_code", "client_credentials", "identity_assertion"]
 TokenPlace = Literal["file", "keyring"]  # a file that only its owner can read, or the keyring
@@ -126,5 +126,4 @@ class OAuth(Struct, metaclass=ByName, frozen=True, kw_only=True):
         hidden = dict.fromkeys(self.secrets(), "[redacted]")
         return [(name, hidden.get(name, getattr(self, name))) for name in self.__struct_fields__]
 
-    def __repr__(self) -> str:
-        return f"OAuth({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+    __repr__ = repr_by_fields

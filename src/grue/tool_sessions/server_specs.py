@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import OwnKeywords, check_settings, shown
+from grue.field_checks import OwnKeywords, check_settings, repr_by_fields, shown
 from grue.policies import UNLISTED, StartAhead, StartWhen
 from grue.runtime.processes.limits import ProcessLimits
 from grue.runtime.secrets.secret_forms import MIN_CHARS, add_value, looks_secret
@@ -286,8 +286,7 @@ class StdioServer(_CommandLine, metaclass=OwnKeywords, frozen=True, kw_only=True
             *([("sandbox", in_words(self.sandbox))] if self.sandbox else []),
         ]
 
-    def __repr__(self) -> str:
-        return f"StdioServer({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+    __repr__ = repr_by_fields
 
     def environment(self) -> dict[str, str]:
         """Return the process's environment: the inherited part of the host's, updated with `env`."""
@@ -359,8 +358,7 @@ class HttpServer(_Address, metaclass=OwnKeywords, frozen=True, kw_only=True):
     def __rich_repr__(self) -> list[tuple[str, object]]:
         return [("name", self.name), ("url", self.address), ("transport", self.transport)]
 
-    def __repr__(self) -> str:
-        return f"HttpServer({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+    __repr__ = repr_by_fields
 
     @property
     def address(self) -> str:

@@ -21,7 +21,7 @@ from msgspec import Meta, Struct, field
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import ByName, check_settings, shown
+from grue.field_checks import ByName, check_settings, repr_by_fields, shown
 from grue.policies import ToolAnnotations
 from grue.protocol.tools import results as tool_results
 from grue.runtime.actor import Note
@@ -136,8 +136,7 @@ class ShellTool(Struct, HostTools, metaclass=ByName, frozen=True, kw_only=True, 
         hidden = dict.fromkeys(self.env, "[redacted]")
         return [("folder", self.folder), ("commands", self.commands), ("shell", self.shell), ("env", hidden)]
 
-    def __repr__(self) -> str:
-        return f"ShellTool({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+    __repr__ = repr_by_fields
 
     def environment(self) -> dict[str, str]:
         """Return a command's whole environment."""

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError
-from grue.field_checks import OwnKeywords, check_settings, shown
+from grue.field_checks import OwnKeywords, check_settings, repr_by_fields, shown
 from grue.policies import SupportCheck
 from grue.protocol.chat_wire import profile as wire_profile
 from grue.protocol.chat_wire import profiles
@@ -196,8 +196,7 @@ class LlmSettings(wire_profile.ModelSettings, metaclass=OwnKeywords, frozen=True
             named |= {f"{name} of model {number}": value for name, value in each.named_values().items()}
         return {name: value for name, value in named.items() if len(value) >= MIN_SECRET}
 
-    def __repr__(self) -> str:
-        return f"LlmSettings({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
+    __repr__ = repr_by_fields
 
 
 msgspec.json.Decoder(LlmSettings)  # msgspec crashes if two threads make a class's first decoder at once

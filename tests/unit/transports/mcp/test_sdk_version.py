@@ -7,7 +7,6 @@ import pytest
 
 from grue.cli.login import login, logout
 from grue.errors import MissingDependencyError
-from grue.transports.mcp import sdk_version
 from grue.transports.mcp.sdk_version import require_mcp
 
 
@@ -86,8 +85,7 @@ def test_r14_4_logging_in_and_out_needs_it(tmp_path: Path, monkeypatch: pytest.M
     config = tmp_path / "mcp.json"
     config.write_text('{"mcpServers": {"r": {"url": "http://127.0.0.1:9/mcp"}}}')
     monkeypatch.chdir(tmp_path)
-    for finds in ("_version_by_folder", "_version_by_metadata"):
-        monkeypatch.setattr(sdk_version, finds, str)
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: "")
     with pytest.raises(MissingDependencyError, match=r"pip install 'mcp>=2\.3,<3'"):
         login("r", config, scope=None, browser=False)
     with pytest.raises(MissingDependencyError, match=r"pip install 'mcp>=2\.3,<3'"):
