@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -50,7 +50,7 @@ def npx_cache_broken(server: StdioServer) -> str | None:
     """Return advice if npx has left a broken cache folder, else `None`. Call this when npx has ended."""
     if PurePath(server.command).name != "npx":
         return None
-    packages = list(_packages(server.args))
+    packages = _packages(server.args)
     folder = npx_folder(server, packages)
     if not packages or not folder.is_dir():
         return None
@@ -68,19 +68,25 @@ def npx_folder(server: StdioServer, packages: Iterable[str]) -> Path:
     return _cache(server) / "_npx" / name
 
 
-def _packages(args: Sequence[str], words: Container[str] = ()) -> Iterator[str]:
-    """Yield each `--package`, or else the first argument that is no option and none of `words`."""
-    rest = iter(args)
-    named = False
-    for arg in rest:
-        flag, equals, value = arg.partition("=")
+def _packages(args: Sequence[str]) -> list[str]:
+    """Return each `--package`, or else the first argument that is no option."""
+    named, _, rest = _split(args)
+    return named or rest[:1]
+
+
+def _split(args: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the values of `--package`, the other options, and all that follows the options."""
+    named, options, rest = list[str](), list[str](), list(args)
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        flag, equals, value = option.partition("=")
+        if option == "--":
+            break
         if flag in _NAMING:
-            named = True
-            yield value if equals else next(rest, "")
-        elif not arg.startswith("-") and arg not in words:
-            if not named:
-                yield arg
-            return
+            named.append(value if equals or not rest else rest.pop(0))
+        else:
+            options.append(option)
+    return named, options, rest
 
 
 def _cache(server: StdioServer) -> Path:
@@ -124,8 +130,7 @@ def direct_command(server: StdioServer) -> Direct | None:
 @_if_readable
 def missing_npx_package(server: StdioServer) -> str | None:
     """Return the server's npx package if it is missing and npx must not install it; else `None`."""
-    options = list(itertools.takewhile(lambda arg: arg.startswith("-") and arg != "--", server.args))
-    if launcher_of(server) != "npx" or _NEVER_INSTALL.isdisjoint(options):
+    if launcher_of(server) != "npx" or _NEVER_INSTALL.isdisjoint(_split(server.args)[1]):
         return None
     asked = _read_npx(server.args)
     if asked is None or not _REGISTRY_NAME.fullmatch(asked.package):
@@ -171,20 +176,12 @@ def _of_npx(server: StdioServer) -> Direct | None:
 
 def _read_npx(args: Sequence[str]) -> _Npx | None:
     """Parse npx's arguments; `None`: an unknown option, two packages, or nothing after the options."""
-    rest = list(args)
-    named = ""
-    while rest and rest[0].startswith("-") and rest[0] != "--":
-        flag, _, value = rest.pop(0).partition("=")
-        if flag in _NAMING and not named:
-            named = value or (rest.pop(0) if rest else "")
-        elif flag not in _NPX_FLAGS and f"{flag}={value}".rstrip("=") not in _NEVER_INSTALL:
-            return None
-    if rest and rest[0] == "--":
-        rest.pop(0)
-    if not rest:
+    named, options, rest = _split(args)
+    known = all(each.partition("=")[0] in _NPX_FLAGS or each in _NEVER_INSTALL for each in options)
+    if not rest or not known or len(named) > 1:
         return None
     first, *more = rest
-    return _Npx(named, first, tuple(more)) if named else _Npx(first, "", tuple(more))
+    return _Npx(named[0], first, tuple(more)) if named else _Npx(first, "", tuple(more))
 
 
 def _npm_folders(server: StdioServer, asked: _Npx) -> Iterator[Path]:
@@ -336,7 +333,9 @@ def _wanted(server: StdioServer) -> tuple[str, str] | None:
     """Name the package that a command runs, and the versions of Node that it needs; `None`: not known."""
     program = PurePath(server.command).name
     if program in _RUNNERS:
-        package = _without_version(next(_packages(server.args, _WORDS), ""))
+        package = _without_version(
+            next(iter(_packages([arg for arg in server.args if arg not in _WORDS])), "")
+        )
         if not package:
             return None
         cached = (_cache(server) / "_npx").glob(f"*/node_modules/{package}/package.json")

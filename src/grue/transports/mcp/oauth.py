@@ -657,11 +657,8 @@ class _Metadata(Struct):
 
 
 class _Issued(Struct):
-    access_token: str
-    issued_token_type: str
-
-
-class _TokenError(Struct):
+    access_token: str = ""
+    issued_token_type: str = ""
     error: str = ""
     error_description: str = ""
 
@@ -732,13 +729,15 @@ class IdentityProvider:
         host, status = answer.request.url.host, answer.status_code
         if _is_unavailable(status):
             raise faults.server_unavailable(status, host)
-        if not answer.is_success:
-            how = f"HTTP {status}{_words(answer)}"
-            raise faults.identity_unusable(f"the identity provider {host} refuses the identity token ({how})")
         try:
             issued = msgspec.json.decode(answer.content, type=_Issued)
         except ValueError:
-            issued = _Issued("", "")
+            issued = _Issued()
+        if not answer.is_success:
+            said = plain_text(": ".join(filter(None, (issued.error, issued.error_description))))
+            shown = beginning(" ".join(said.split()), _IDENTITY_ERROR_CHARS)
+            how = f"HTTP {status}: {shown}" if shown else f"HTTP {status}"
+            raise faults.identity_unusable(f"the identity provider {host} refuses the identity token ({how})")
         if issued.issued_token_type != _ID_JAG or not issued.access_token:
             raise faults.identity_unusable(f"the identity provider {host} issued no identity assertion")
         return issued.access_token
@@ -747,13 +746,3 @@ class IdentityProvider:
         if request.url.scheme != "https" and request.url.host not in LOOPBACK:
             raise faults.insecure_server(request.url.host)
         return await self._exchange(request)
-
-
-def _words(answer: httpx2.Response) -> str:
-    try:
-        error = msgspec.json.decode(answer.content, type=_TokenError)
-    except ValueError:
-        return ""
-    said = ": ".join(text for text in (error.error, error.error_description) if text)
-    shown = beginning(" ".join(plain_text(said).split()), _IDENTITY_ERROR_CHARS)
-    return f": {shown}" if shown else ""
