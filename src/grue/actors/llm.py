@@ -441,17 +441,7 @@ class LlmActor(Actor[m.LlmCommand]):
             case m.RequestCompletion(presumed=True) as command:
                 await self._complete_unless_dropped(command, envelope)
             case m.RequestCompletion() as command:
-                self._asked = asked = await self._ask(command, envelope)
-                try:
-                    outcome = await self._outcome(asked)
-                except RequestPostponed as waits:
-                    postponed = m.CompletionPostponed(request=command.request, item=waits.item)
-                    self._asked = None
-                    await self._report(postponed, envelope)
-                    return
-                event = await self._answer(asked, outcome)
-                self._asked = None
-                await self._report(event, envelope)
+                await self._complete(await self._ask(command, envelope), envelope, anyio.CancelScope())
             case _:
                 assert_never(envelope.body)
 
@@ -503,6 +493,22 @@ class LlmActor(Actor[m.LlmCommand]):
         else:
             await self._agent.send(outcome, sender=self.name, cause=envelope.seq)
 
+    async def _complete(
+        self, asked: _Asked, envelope: Envelope[m.LlmCommand], droppable: anyio.CancelScope
+    ) -> None:
+        """Ask the model, and report the outcome. A cancellation of `droppable` drops the completion."""
+        event: _Outcome | None = None
+        try:
+            with droppable:
+                outcome = await self._outcome(asked)
+            if not droppable.cancelled_caught:
+                event = await self._answer(asked, outcome)
+        except RequestPostponed as waits:
+            event = m.CompletionPostponed(request=asked.command.request, item=waits.item)
+        self._asked = None
+        if event is not None:
+            await self._report(event, envelope)
+
     async def _complete_unless_dropped(
         self, command: m.RequestCompletion, envelope: Envelope[m.LlmCommand]
     ) -> None:
@@ -510,21 +516,10 @@ class LlmActor(Actor[m.LlmCommand]):
         # The reply does not cancel this wait, because a message could be lost: the wait lasts until the
         # agent's next message, or until the agent closes the mailbox. A `DropCompletion` cancels the
         # exchange, but never interrupts a change of the conversation.
-        self._asked = asked = await self._ask(command, envelope)
-        droppable = anyio.CancelScope()
-
-        async def answer() -> None:
-            outcome: Reply | m.LlmFailure | None = None
-            with droppable:
-                outcome = await self._outcome(asked)
-            event = None if outcome is None else await self._answer(asked, outcome)
-            self._asked = None
-            if event is not None:
-                await self._report(event, envelope)
-
+        asked, droppable = await self._ask(command, envelope), anyio.CancelScope()
         following: Envelope[m.LlmCommand] | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(answer)
+            tasks.start_soon(self._complete, asked, envelope, droppable)
             with contextlib.suppress(anyio.EndOfStream):
                 following = await self.mailbox.receive()
             if following is not None and isinstance(following.body, m.DropCompletion):
@@ -561,7 +556,8 @@ class LlmActor(Actor[m.LlmCommand]):
             say(changed)
         retry = _patience(self._endpoint)
         asking = Asking(self._endpoint, conversation, command, say, self._on_sent, retry=retry)
-        return _Asked(command, conversation, lent, asking, begun)
+        self._asked = _Asked(command, conversation, lent, asking, begun)
+        return self._asked
 
     def _leave_without_tools(
         self, command: m.RequestCompletion, now_s: float, say: Callable[[m.LlmNote], object]
