@@ -191,6 +191,7 @@ def add_to_ledger(folder: FleetFolder, episode: str, spent: Amount) -> None:
     """Add an attempt's cost to the ledger in a run without limits on requests; may raise `TraceError`."""
     line = _Line("settled", episode, spent.requests, spent.tokens, round(spent.money_usd, 9))
     with contextlib.closing(LineFile(folder.path / LEDGER, "ledger")) as file:
+        file.cut_half_line()
         file.write(msgspec.json.encode(line))
 
 
@@ -218,6 +219,6 @@ def _lines(path: Path) -> Iterator[_Line]:
         for number, line in enumerate(file, 1):
             try:
                 yield msgspec.json.decode(line, type=_Line)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 if line.endswith(b"\n"):
                     raise FleetError(f"{path}, line {number} is damaged: {error}.") from error

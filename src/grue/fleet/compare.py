@@ -395,6 +395,8 @@ def compare_results(
         detectable, more = math.nan, None
     else:
         told, detectable, more = _by_interval(found, target)
+    more_cases = None if more is None else round(more * len(keys)) + 1
+    episodes_a_case = len([*one.episodes, *other.episodes]) / len(keys)
     return Comparison(
         a=one.side(labels[0], left_out[0]),
         b=other.side(labels[1], left_out[1]),
@@ -410,8 +412,8 @@ def compare_results(
         measures=measures,
         detectable=detectable,
         target=target,
-        more_cases=None if more is None else round(more * len(keys)) + 1,
-        more_episodes=None if more is None else round(more * len([*one.episodes, *other.episodes])) + 1,
+        more_cases=more_cases,
+        more_episodes=None if more_cases is None else round(more_cases * episodes_a_case),
         changes=sorted(changes, key=lambda each: (each.difference, str(each.case))),
         lower_is_better=options.lower_is_better,
     )

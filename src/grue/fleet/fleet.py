@@ -233,10 +233,8 @@ class Fleet:
         """
         cells = []
         for name, wanted in (("a", a), ("b", b)):
-            if not isinstance(wanted, Mapping):
-                raise FleetError(
-                    f"{name}= wants settings by name, {{'prompt': 'plain'}}, not {wanted!r:.60}."
-                )
+            if fault := fault_of(wanted):
+                raise FleetError(f"{name}= wants settings by name, {{'prompt': 'plain'}}: {fault}.")
             words = {setting: setting_word(value) for setting, value in wanted.items()}
             cells.append(Cell(self.folder.path, words))
         one, other = cells

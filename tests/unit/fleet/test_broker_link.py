@@ -17,8 +17,9 @@ import msgspec
 import pytest
 from promises import GUARD_S
 
+from grue.errors import FleetError
 from grue.fleet import accounts
-from grue.fleet.accounts import GONE, read_ledger
+from grue.fleet.accounts import GONE, add_to_ledger, read_ledger
 from grue.fleet.broker import Amount, FleetBudget, Limits, Rate, ServerCap
 from grue.fleet.broker_server import Ask, BrokerLink, BrokerServer, GiveBack
 from grue.fleet.folder import LEDGER, FleetFolder
@@ -192,6 +193,19 @@ def test_the_ledger_of_a_lost_driver_counts_open_requests_in_full(tmp_path: Path
     ]
     (tmp_path / LEDGER).write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
     assert read_ledger(FleetFolder(tmp_path)) == Amount(2, 110, 0.1)
+
+
+@pytest.mark.parametrize("line", [b'{"kind":"\xff"}', b'{"kind":' + b"[" * 100_000, b"nothing"])
+def test_a_damaged_line_of_the_ledger_is_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / LEDGER).write_bytes(b'{"kind":"settled","id":"1","tokens":5}\n' + line + b"\n")
+    with pytest.raises(FleetError, match=rf"{LEDGER}, line 2 is damaged"):
+        read_ledger(FleetFolder(tmp_path))
+
+
+def test_a_cost_is_added_after_half_a_line_of_the_ledger(tmp_path: Path) -> None:
+    (tmp_path / LEDGER).write_bytes(b'{"kind":"settled","id":"1","requests":1,"tok')  # by a full disk
+    add_to_ledger(FleetFolder(tmp_path), "2", Amount(1, 7, 0.0))
+    assert read_ledger(FleetFolder(tmp_path)) == Amount(1, 7, 0.0)
 
 
 async def test_a_half_line_of_the_ledger_does_not_damage_the_next_run(tmp_path: Path) -> None:

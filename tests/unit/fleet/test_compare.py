@@ -62,7 +62,7 @@ def test_what_cannot_be_told_says_what_could_be_and_what_it_takes(tmp_path: Path
     assert found.verdict == "cannot be told"
     assert 0.2 < found.detectable < 0.6
     assert found.more_cases is not None and found.more_cases > 300  # noqa: PT018
-    assert found.more_episodes == pytest.approx(2 * found.more_cases, abs=2)
+    assert found.more_episodes == 2 * found.more_cases
     assert found.is_worse(0.05) is None
 
 

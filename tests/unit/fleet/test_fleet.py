@@ -114,3 +114,7 @@ def test_a_program_compares_two_cells_and_prints_what_was_found(tmp_path: Path) 
         Fleet(tmp_path).compare({"promt": "short"}, {"prompt": "long"})
     with pytest.raises(FleetError, match="a= wants settings by name"):
         Fleet(tmp_path).compare("short", {"prompt": "long"})  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(FleetError, match=r"b= .*: its setting 'prompt' is a path: write str"):
+        Fleet(tmp_path).compare({"prompt": "short"}, {"prompt": Path("long")})
+    with pytest.raises(FleetError, match=r"a= .*: its setting 1 has a name that is not a text"):
+        Fleet(tmp_path).compare({1: "short"}, {"prompt": "long"})  # type: ignore[dict-item]  # the mistake
