@@ -32,7 +32,7 @@ from grue.errors import FleetError, MCPError, TraceError
 from grue.fleet.accounts import add_to_ledger
 from grue.fleet.attempt import Engine, Job, Lost, Task, end_of_late
 from grue.fleet.batches import FleetBatches, ask_failed_again
-from grue.fleet.broker import Amount
+from grue.fleet.broker import Amount, Costs
 from grue.fleet.folder import REQUESTS, STOP, AttemptEnd, CaseFile, Commit, EpisodeFolder, FleetFolder
 from grue.fleet.identity import Case, FileDigests
 from grue.fleet.results import note_result
@@ -107,6 +107,11 @@ class Tally(Struct):
             self.scores[name] = (count + 1, total + value)
 
 
+# Called with the counts; the time (monotonic seconds) at which each running episode was submitted, by its id;
+# and the cost of the requests (that of earlier runs alone, if neither budget nor rate has a limit).
+Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
+
+
 class Finished(Struct, frozen=True, kw_only=True):
     """How a run of a fleet ended.
 
@@ -139,14 +144,12 @@ class Plan(Struct, frozen=True, kw_only=True):
 class Driver:
     """Runs a plan on an engine; `folder` must be locked. `retry` is as for `Fleet.map`."""
 
-    # `watch` gets the counts, and the time (monotonic seconds) at which each running episode was submitted.
-
     def __init__(
         self,
         folder: FleetFolder,
         plan: Plan,
         engine: Engine,
-        watch: Callable[[Tally, dict[str, float]], None],
+        watch: Watch | None,
         *,
         retry: bool = False,
     ) -> None:
@@ -321,7 +324,8 @@ class Driver:
         """Call `watch`. Jobs beyond the engine's number of slots are queued, and do not count as running."""
         playing = dict(itertools.islice(self._running.items(), self._engine.slots))
         self.tally.running, self.tally.waiting = len(playing), len(self._waiting)
-        self._watch(self.tally, playing)
+        if self._watch is not None:
+            self._watch(self.tally, playing, self._engine.costs())
 
     def _ended(self, job: Task, ended: AttemptEnd | Lost) -> None:
         id_ = job.folder.name

@@ -5,7 +5,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 from msgspec import Struct
@@ -17,7 +17,7 @@ from grue.field_checks import check_settings
 from grue.fleet.attempt import Engine
 from grue.fleet.broker import Costs, FleetBudget, Limits, Rate, ServerCap
 from grue.fleet.compare import Cell, Comparison, Options, compare, setting_word
-from grue.fleet.driver import Driver, Finished, Plan, Tally
+from grue.fleet.driver import Driver, Finished, Plan, Tally, Watch
 from grue.fleet.folder import STOP, FleetFolder, Manifest, driver_lock
 from grue.fleet.identity import Case, fault_of
 from grue.fleet.local import LocalEngine, default_workers
@@ -26,10 +26,6 @@ from grue.fleet.sweep import Keep, Sweep
 from grue.fleet.work import Work, find_work, name_of, refuse_to_start_again
 from grue.policies import Batching
 from grue.runtime.files import as_path
-
-# Called with the counts; the time (monotonic seconds) at which each running episode was submitted, by its id;
-# and the cost of the requests (that of earlier runs alone, if neither budget nor rate has a limit).
-Watch: TypeAlias = Callable[[Tally, dict[str, float], Costs], None]
 
 
 @contextlib.contextmanager
@@ -182,8 +178,7 @@ class Fleet:
 
         plan = self._plan(work if isinstance(work, str) else name_of(work), version, all_cases)
         axes = list(dict.fromkeys(name for each in settings for name in each))
-        with shown_progress(watch, shown=progress) as seen:
-            return self._run(plan, axes, retry=retry, watch=seen)
+        return self._run(plan, axes, retry=retry, watch=watch, progress=progress)
 
     def sweep(
         self, sweep: Sweep, *, retry: bool = False, watch: Watch | None = None, progress: bool = False
@@ -194,8 +189,7 @@ class Fleet:
         """
         refuse_to_start_again(imports_main=self._engine == "local")
         plan = self._plan(sweep.work, sweep.version, sweep.all_cases, whole=True)
-        with shown_progress(watch, shown=progress) as seen:
-            return self._run(plan, list(sweep.grid), retry=retry, watch=seen)
+        return self._run(plan, list(sweep.grid), retry=retry, watch=watch, progress=progress)
 
     def results(self) -> list[Result]:
         """Return the episodes that are on disk, sorted by id. No episode is played.
@@ -255,8 +249,10 @@ class Fleet:
             whole=whole,
         )
 
-    def _run(self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None) -> Finished:
-        with driver_lock(self.folder):
+    def _run(
+        self, plan: Plan, axes: list[str], *, retry: bool, watch: Watch | None, progress: bool
+    ) -> Finished:
+        with shown_progress(watch, shown=progress) as seen, driver_lock(self.folder):
             (self.folder.path / STOP).unlink(missing_ok=True)  # the file asked an earlier run to stop
             before = ""
             with contextlib.suppress(FleetError):  # the manifest is damaged, and will be written again
@@ -279,16 +275,8 @@ class Fleet:
                 )
             )
             self.folder.require_commits()
-            engine = self._made()
-            try:
-
-                def seen(tally: Tally, running: dict[str, float]) -> None:
-                    if watch is not None:
-                        watch(tally, running, engine.costs())
-
+            with contextlib.closing(self._made()) as engine:
                 return Driver(self.folder, plan, engine, seen, retry=retry).run()
-            finally:
-                engine.close()
 
     def _made(self) -> Engine:
         timeout_s = self._options.episode_timeout_s

@@ -334,10 +334,8 @@ def score_fleet(
         limits = Limits(scoring.budget, scoring.rate)
         workers = min(scoring.workers or default_workers(), len(tasks))
         engine = LocalEngine(place, limits, workers, episode_timeout_s=scoring.timeout_s)
-        try:
+        with contextlib.closing(engine):
             _run(engine, iter(tasks), tally, watch)
-        finally:
-            engine.close()
     return tally
 
 

@@ -13,7 +13,6 @@ sign test.
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct
@@ -33,8 +32,6 @@ _NONE_OF = 3.0
 _RESAMPLES = 2000
 _SEED = 20_260_101
 _DRAWN_AT_ONCE = 250_000
-# With up to this many groups, the samples' draws are kept for the next interval. They take up to 4 MB.
-_MOST_KEPT = 250
 _TINY = 1e-12
 _LARGE = 1e90  # larger values are divided before they are squared or cubed, which would overflow
 _LARGEST = sys.float_info.max
@@ -155,15 +152,10 @@ def _resampled(np: Any, sums: Any, sizes: Any) -> Any:
     count = len(sizes)
     columns = np.vstack((sums, sizes)).T
     means = []
-    for often in _same_draws(np, count) if count <= _MOST_KEPT else _draws(np, count):
+    for often in _draws(np, count):
         totals = often @ columns
         means.append(totals[:, :-1] / totals[:, -1:])
     return np.concatenate(means)
-
-
-@lru_cache(maxsize=1)
-def _same_draws(np: Any, count: int) -> Sequence[Any]:
-    return tuple(_draws(np, count))
 
 
 def _draws(np: Any, count: int) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from grue.fleet.accounts import read_ledger
 from grue.fleet.attempt import Ended, Job, Lost
 from grue.fleet.batches import BATCHES
 from grue.fleet.broker import Amount, Costs
-from grue.fleet.driver import Driver, Finished, Plan, Tally, stop
+from grue.fleet.driver import Driver, Finished, Plan, Tally, Watch, stop
 from grue.fleet.folder import LEDGER, REQUESTS, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, Manifest
 from grue.fleet.identity import Case
 from grue.fleet.results import latest_results
@@ -86,7 +86,7 @@ def run(
     tell: Callable[[Job, int], AttemptEnd | Lost | None],
     count: int = 5,
     *,
-    watch: Callable[[Tally, dict[str, float]], None] = lambda tally, running: None,
+    watch: Watch = lambda *_: None,
     retry: bool = False,
     refused: str = "",
 ) -> tuple[Finished, TellingEngine]:
@@ -121,7 +121,7 @@ def test_an_episode_whose_requests_cannot_be_sent_in_batches_is_given_up_alone(
     if fault == "folder":
         (tmp_path / BATCHES).write_text("not a folder")
     known = replace(plan({"n": number} for number in range(5)), batching=Batching(folder=""))
-    finished = Driver(FleetFolder(tmp_path), known, TellingEngine(tell), lambda tally, _: None).run()
+    finished = Driver(FleetFolder(tmp_path), known, TellingEngine(tell), lambda *_: None).run()
     assert (finished.reason, finished.tally.done, finished.tally.given_up) == ("finished", 4, 1)
 
 
@@ -131,7 +131,7 @@ def test_the_folder_knows_the_episodes_of_the_latest_sweep(tmp_path: Path) -> No
     def play(count: int, *, whole: bool = True, ends: bool = True, version: str = "1") -> None:
         known = replace(plan({"n": number} for number in range(count)), whole=whole, version=version)
         engine = TellingEngine(lambda job, tries: SCORED)
-        Driver(fleet, known, engine, lambda tally, _: None if ends else stop(tmp_path)).run()
+        Driver(fleet, known, engine, lambda *_: None if ends else stop(tmp_path)).run()
 
     play(5)
     assert fleet.latest() == {each.id for each in fleet.episodes()}
@@ -155,7 +155,7 @@ def test_of_two_contents_of_a_file_the_one_that_a_program_played_last_counts(tmp
     def play(content: str) -> set[str]:
         prompt.write_text(content)
         engine = TellingEngine(lambda job, tries: SCORED)
-        Driver(fleet, known, engine, lambda tally, running: None).run()
+        Driver(fleet, known, engine, lambda *_: None).run()
         return {job.folder.name for job in engine.jobs}
 
     fleet.write_manifest(Manifest(work="m:f"))
@@ -173,7 +173,7 @@ def test_a_case_that_occurs_twice_is_refused_before_anything_is_played(tmp_path:
     engine = TellingEngine(lambda job, tries: SCORED)
     cases = replace(plan([]), cases=sweep.all_cases)
     with pytest.raises(FleetError, match=r'same one, \{"n":1\}\. Leave one out'):
-        Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
+        Driver(FleetFolder(tmp_path), cases, engine, lambda *_: None).run()
     assert not engine.jobs
 
 
@@ -181,7 +181,7 @@ def test_only_what_a_worker_plays_is_running(tmp_path: Path) -> None:
     """Two workers have four jobs, so that none waits for the driver: two of them run."""
     seen: list[tuple[int, int]] = []
 
-    def watch(tally: Tally, running: dict[str, float]) -> None:
+    def watch(tally: Tally, running: dict[str, float], _costs: Costs) -> None:
         seen.append((tally.running, len(running)))
         (tmp_path / "stop").touch()
         engine.cancel()
@@ -230,7 +230,7 @@ def test_an_episode_that_takes_too_long_has_failed(tmp_path: Path) -> None:
 def test_an_episode_that_takes_too_long_leaves_no_files_where_none_are_kept(tmp_path: Path) -> None:
     engine = TellingEngine(lambda job, tries: Lost("timed_out", "too long"))
     cases = replace(plan([{"n": 1}]), keep="results")
-    Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
+    Driver(FleetFolder(tmp_path), cases, engine, lambda *_: None).run()
     (episode,) = FleetFolder(tmp_path).episodes()
     assert episode.commit is not None
     assert episode.attempts() == []
@@ -269,7 +269,7 @@ def test_different_failures_do_not_pause(tmp_path: Path) -> None:
 
 
 def test_stop_lets_running_episodes_end_and_starts_no_others(tmp_path: Path) -> None:
-    def watch(tally: Tally, running: dict[str, float]) -> None:
+    def watch(tally: Tally, running: dict[str, float], _costs: Costs) -> None:
         if tally.done >= 3 and tally.done < 5:
             stop(tmp_path)
 
@@ -283,7 +283,7 @@ def test_stop_lets_running_episodes_end_and_starts_no_others(tmp_path: Path) -> 
 def test_the_second_stop_cancels_what_still_runs(tmp_path: Path) -> None:
     calls = []
 
-    def watch(tally: Tally, running: dict[str, float]) -> None:
+    def watch(tally: Tally, running: dict[str, float], _costs: Costs) -> None:
         if len(running) and len(calls) < 2:
             calls.append(stop(tmp_path))
 
@@ -294,7 +294,7 @@ def test_the_second_stop_cancels_what_still_runs(tmp_path: Path) -> None:
 def test_the_second_ctrl_c_cancels_and_what_was_cancelled_is_played_again(tmp_path: Path) -> None:
     presses = iter((True, True))
 
-    def watch(tally: Tally, running: dict[str, float]) -> None:
+    def watch(tally: Tally, running: dict[str, float], _costs: Costs) -> None:
         if len(running) and next(presses, False):
             raise KeyboardInterrupt
 
@@ -315,7 +315,7 @@ class StuckEngine(TellingEngine):
 def test_the_third_ctrl_c_ends_the_run_even_if_no_job_ends(tmp_path: Path, stops: int) -> None:
     looks = iter(range(9))
 
-    def watch(tally: Tally, running: dict[str, float]) -> None:
+    def watch(tally: Tally, running: dict[str, float], _costs: Costs) -> None:
         look = next(looks, None)
         assert look is not None, "the run goes on"
         if look < stops:
@@ -359,7 +359,7 @@ class StrickenEngine(TellingEngine):
 def test_a_ctrl_c_at_any_instant_loses_no_job(at: str, tmp_path: Path) -> None:
     engine = StrickenEngine(at)
     cases = plan({"n": number} for number in range(100))
-    finished = Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
+    finished = Driver(FleetFolder(tmp_path), cases, engine, lambda *_: None).run()
     assert (finished.reason, finished.tally.running) == ("interrupted", 0)
     assert finished.tally.done == len(engine.jobs) < 20
 
@@ -459,7 +459,7 @@ def test_what_a_worker_says_counts_only_if_the_folder_says_the_same(
 
     engine = Lying(lambda job, tries: SCORED)
     cases = plan({"n": number} for number in range(5))
-    finished = Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
+    finished = Driver(FleetFolder(tmp_path), cases, engine, lambda *_: None).run()
     assert (finished.reason, finished.tally.done, finished.tally.given_up) == ("finished", 4, 1)
     assert engine.jobs[2].folder.name in finished.tally.troubles[0]
 
@@ -477,7 +477,7 @@ def test_an_end_that_cannot_be_recorded_costs_its_own_episode(tmp_path: Path) ->
 
     engine = Removing(tell)
     cases = plan({"n": number} for number in range(3))
-    finished = Driver(FleetFolder(tmp_path), cases, engine, lambda tally, running: None).run()
+    finished = Driver(FleetFolder(tmp_path), cases, engine, lambda *_: None).run()
     assert (finished.reason, finished.tally.done, finished.tally.given_up) == ("finished", 2, 1)
 
 
@@ -524,7 +524,7 @@ def test_a_folder_that_goes_away_under_running_episodes_ends_the_run(tmp_path: P
     folder = tmp_path / "fleet"
     folder.mkdir()
     with pytest.raises(FleetError, match=r"The fleet's folder .*fleet is gone, so its results would be lost"):
-        run(folder, lambda job, number: None, watch=lambda tally, running: folder.rename(tmp_path / "away"))
+        run(folder, lambda job, number: None, watch=lambda *_: folder.rename(tmp_path / "away"))
 
 
 def test_a_commit_that_cannot_be_read_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
@@ -557,7 +557,7 @@ def test_a_damaged_commit_that_cannot_be_set_aside_costs_its_own_episode(
 def test_episodes_of_other_settings_are_counted(tmp_path: Path) -> None:
     run(tmp_path, lambda job, tries: SCORED, count=3)
     engine = TellingEngine(lambda job, tries: SCORED)
-    finished = Driver(FleetFolder(tmp_path), plan([{"other": 1}]), engine, lambda tally, running: None).run()
+    finished = Driver(FleetFolder(tmp_path), plan([{"other": 1}]), engine, lambda *_: None).run()
     assert finished.tally.others == 3
 
 
@@ -568,7 +568,7 @@ def test_the_driver_remembers_nothing_of_episodes_that_have_ended(tmp_path: Path
         FleetFolder(tmp_path),
         plan({"n": number} for number in range(50)),
         engine,
-        lambda tally, running: None,
+        lambda *_: None,
     )
     ran.run()
     held = [
