@@ -71,3 +71,16 @@ def test_two_chosen_episodes_make_a_command_that_a_shell_takes(open_page: Any, i
     command = page.locator("#command")
     expect(command).to_contain_text("grue trace html ")
     expect(command).to_contain_text("/b'\\''s' ")
+
+
+def test_a_damaged_trace_does_not_hide_the_other_episodes(open_page: Any, tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        trace = small_episode(tmp_path / name / "trace.jsonl")
+    text = re.sub(r'"started_at":[0-9.e+]+', '"started_at":1e300', trace.read_text(), count=1)
+    trace.write_text(text.replace('"usage":{"', '"usage":{"cost_usd":1.5e308,"'))
+    watched = open_page(write_index(tmp_path, traces_in(tmp_path)))
+    expect(episodes(watched.page)).to_have_count(2)
+    watched.page.get_by_role("link", name="b", exact=True).click()
+    expect(watched.page.locator(".card")).to_contain_text("4 turns")
+    assert [deed for deed in watched.deeds if deed.startswith("error")] == []

@@ -385,10 +385,11 @@ def test_a_long_episode_has_only_what_is_near_in_the_page(open_page: Any, tmp_pa
     watched.assert_calm()
 
 
-def test_the_score_is_plotted_over_the_turns(open_page: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [3, 2**53 + 2])
+def test_the_score_is_plotted_over_the_turns(open_page: Any, tmp_path: Path, last: int) -> None:
     with EpisodeTape(tmp_path / "trace.jsonl") as tape:
         begin(tape)
-        for turn, score in enumerate((0, 5, 25), start=1):
+        for turn, score in enumerate((0, 5, 25), start=last - 2):
             tape.turn = turn
             tape.say(Observed(turn=turn, text="A hall.", score=score))
             tape.say(RunTurn(turn=turn, system="Play.", user="A hall."), "host agent")
@@ -398,7 +399,7 @@ def test_the_score_is_plotted_over_the_turns(open_page: Any, tmp_path: Path) -> 
     expect(page.get_by_role("heading", name="score, from Observed")).to_be_visible()
     page.locator("svg.plot").focus()
     page.keyboard.press("End")
-    expect(page.locator("#reading")).to_have_text("Turn 3 score 25 · A hall.")
+    expect(page.locator("#reading")).to_have_text(f"Turn {last} score 25 · A hall.")
 
 
 def test_passages_that_unfold_do_not_move_what_is_above(open_page: Any, html: Path) -> None:

@@ -122,7 +122,7 @@ class Durations(Struct, frozen=True, kw_only=True):
             return cls()
         return cls(
             count=len(ordered),
-            total_s=round(math.fsum(ordered), 6),
+            total_s=round(sum(ordered), 6),
             p50_s=round(nearest_rank(ordered, 50), 6),
             p95_s=round(nearest_rank(ordered, 95), 6),
             max_s=round(ordered[-1], 6),

@@ -1,5 +1,6 @@
 """An episode's numbers as people see them."""
 
+import math
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from grue.hosts.zork.facts import EpisodeEnded, EpisodeStarted
 from grue.messages import CompletionReceived, LlmFailure, RunTurn, TurnFailed, Usage
 from grue.tracing.columns import cells
 from grue.tracing.counts import count_episode
-from grue.tracing.stats import EpisodeStats
+from grue.tracing.stats import Durations, EpisodeStats
 from grue.tracing.stats_table import duration, render, summary
 
 pytestmark = pytest.mark.made_up_trace
@@ -165,3 +166,7 @@ def test_a_resumed_and_cut_trace_says_so(file: TraceFile) -> None:
     assert "resumed     2 times" in lines
     (trace,) = [line for line in lines if line.startswith("trace")]
     assert trace.endswith("12 bytes, 2.5 MB of payloads beside it; its last line was cut short")
+
+
+def test_durations_that_add_up_to_more_than_a_float_holds_are_no_error() -> None:
+    assert Durations.of([1.5e308, 1.5e308]).total_s == math.inf

@@ -1,5 +1,6 @@
 """The rows of a trace for tables."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,20 @@ def test_a_turn_lasts_as_long_as_it_took_also_if_the_wall_clock_was_set_back(tmp
     (row,) = trace_rows(tmp_path / "trace.jsonl", "e")
     assert isinstance(row, TurnRow)
     assert (row.began_at, row.duration_s) == (1000.0, 2.5)
+
+
+def test_a_trace_that_another_program_has_written_anew_has_the_same_rows(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with TraceWriter(tmp_path / "trace.jsonl", episode="e") as writer:
+        recorder.add(writer)
+        begun = recorder.record(RunTurn(turn=1, system="", user=""), sender="host", receiver="agent", turn=1)
+        ended = TurnCompleted(turn=1, kind="answered", answer="x")
+        recorder.record(ended, sender="agent", receiver="host", turn=1, cause=begun.seq)
+    lines = (tmp_path / "trace.jsonl").read_text().splitlines()
+    spaced = tmp_path / "spaced.jsonl"
+    spaced.write_text("".join(f"{json.dumps(json.loads(line), sort_keys=True)}\n" for line in lines))
+    assert [*trace_rows(spaced, "e")] == [*trace_rows(tmp_path / "trace.jsonl", "e")] != []
+    assert [line.tag for line in open_episode(spaced).lines()] == ["RunTurn", "TurnCompleted"]
 
 
 @pytest.mark.parametrize("late_reply", [True, False])

@@ -48,8 +48,9 @@ class RecordedLine(Struct, Generic[B], frozen=True):
     def tag(self) -> str:
         """The body's tag, also of a body in a payload file; empty: no tag was found."""
         tag = fmt.tag_at_start(self.line.body)
-        reference = None if tag else _reference(self.line)
-        return (reference.type or "") if reference is not None else tag
+        with contextlib.suppress(*fmt.UNDECODABLE):
+            return tag or _TAGS.decode(self.line.body).type
+        return ""
 
     def envelope(self) -> Envelope[B]:
         """Return the envelope with its body. Raises `TraceError` as `TraceReader.decoded` does."""
@@ -219,6 +220,11 @@ def read_trace(path: Path, body_type: type[B] | Any) -> Trace[B]:
     return TraceReader(path, body_type).whole()
 
 
+class _Tagged(Struct):
+    type: str = ""
+
+
+_TAGS = msgspec.json.Decoder(_Tagged)  # finds the tag also if another program has written the JSON anew
 _LINES = msgspec.json.Decoder(fmt.TraceLine)
 _REFERENCES = msgspec.json.Decoder(fmt.PayloadReference)
 

@@ -399,5 +399,9 @@ def _address(url: str) -> Attributes:
 
 
 def present(attributes: Attributes) -> Attributes:
-    """Return the attributes that are neither `None` nor an empty text."""
-    return {name: value for name, value in attributes.items() if value not in (None, "")}
+    """Return the attributes that are neither `None` nor an empty text; an integer over 63 bits as text."""
+    return {
+        name: str(value) if isinstance(value, int) and abs(value) >= 2**63 else value
+        for name, value in attributes.items()
+        if value not in (None, "")
+    }

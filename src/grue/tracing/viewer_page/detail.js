@@ -28,9 +28,7 @@ function facts(pairs) {
   ]));
 }
 
-function clock(at) {
-  return `${new Date(at * 1000).toISOString().replace("T", " ").replace("Z", "")} UTC`;
-}
+const clock = (at) => isoTime(at).replace("T", " ").replace("Z", " UTC");
 
 /** Return the heading and the contents for a message. */
 function messageDetail(trace, message, exact) {

@@ -34,6 +34,12 @@ function duration(seconds) {
   return `${Math.floor(whole / 60)} min ${whole % 60} s`;
 }
 
+/** Return a time, in seconds since 1970, as `2026-11-30T08:00:00.000Z`; empty: a damaged trace has one without a date. */
+function isoTime(seconds) {
+  const date = new Date(seconds * 1000);
+  return Number.isNaN(date.getTime()) ? "" : date.toISOString();
+}
+
 /** Return `3 turns`, or `1 turn`. */
 const many = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 

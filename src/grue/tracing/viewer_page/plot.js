@@ -140,11 +140,12 @@ function gridLines(low, high, y, width) {
 
 function turnNames(first, last, x) {
   const step = Math.max(1, niceStep(last - first || 1, 8));
-  const names = [];
-  for (let turn = Math.ceil(first / step) * step; turn <= last; turn += step) {
-    names.push(shape("text", { class: "tick-name", x: x(turn), y: PLOT.height - 8, "text-anchor": "middle" }, String(turn)));
-  }
-  return names;
+  const start = Math.ceil(first / step);
+  // Count the names: from 2 ** 53 on, `turn += step` would not end.
+  return Array.from({ length: Math.max(0, Math.floor(last / step) - start + 1) }, (_, number) => {
+    const turn = (start + number) * step;
+    return shape("text", { class: "tick-name", x: x(turn), y: PLOT.height - 8, "text-anchor": "middle" }, String(turn));
+  });
 }
 
 /** Return a stepped line through points. Of the points in one column of pixels it has the lowest and the highest. */

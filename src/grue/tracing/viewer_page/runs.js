@@ -2,12 +2,13 @@
 
 const BATCH = 500; // rows that are drawn at once
 const tokens = ({ overview: { usage } }) => (usage.input_tokens ?? 0) + (usage.output_tokens ?? 0);
+const cost = ({ overview: { usage } }) => usage.cost_usd ?? null;
 const score = ({ overview: { results } }) => Object.entries(results).find(([name, value]) => name === "score" && typeof value === "number")?.[1];
 const models = ({ overview }) => Object.keys(overview.models).join(", ");
 
 /** Each column: its title, the value that it is sorted by, and what it shows. */
 const COLUMNS = [
-  ["started", (run) => run.started, (run) => (run.started ? new Date(run.started * 1000).toISOString().slice(0, 16).replace("T", " ") : "")],
+  ["started", (run) => run.started, (run) => (run.started ? isoTime(run.started).slice(0, 16).replace("T", " ") : "")],
   ["episode", (run) => run.name, (run) => (run.page ? element("a", { href: run.page }, run.name) : run.name)],
   ["about", (run) => run.overview.title, (run) => run.overview.title],
   ["model", models, models],
@@ -18,7 +19,7 @@ const COLUMNS = [
   ["requests", (run) => run.overview.requests, (run) => run.overview.requests.toLocaleString("en")],
   ["tool calls", (run) => run.overview.tool_calls, (run) => run.overview.tool_calls.toLocaleString("en")],
   ["tokens", tokens, (run) => tokens(run).toLocaleString("en")],
-  ["USD", (run) => run.overview.usage.cost_usd ?? null, (run) => (run.overview.usage.cost_usd === undefined ? "" : String(Number(run.overview.usage.cost_usd.toPrecision(4))))],
+  ["USD", cost, (run) => (cost(run) === null ? "" : String(Number(cost(run).toPrecision(4))))],
   ["time", (run) => run.overview.seconds, (run) => (run.overview.seconds ? duration(run.overview.seconds) : "")],
 ];
 const NUMBERS_FROM = 5; // the columns from this one on hold numbers
@@ -159,8 +160,8 @@ function order(one, other, down) {
 function drawTotals(runs) {
   const sum = (of) => runs.reduce((total, run) => total + (of(run) ?? 0), 0);
   const totals = { turns: sum(({ overview }) => overview.turns), "went wrong": sum(({ overview }) => overview.failures), requests: sum(({ overview }) => overview.requests), "tool calls": sum(({ overview }) => overview.tool_calls), tokens: sum(tokens) };
-  const cost = sum(({ overview }) => overview.usage.cost_usd);
-  const text = (name) => (name in totals ? totals[name].toLocaleString("en") : name === "USD" && cost ? String(Number(cost.toPrecision(4))) : name === "time" ? duration(sum(({ overview }) => overview.seconds)) : name === "episode" ? "all" : "");
+  const usd = sum(cost);
+  const text = (name) => (name in totals ? totals[name].toLocaleString("en") : name === "USD" && usd ? String(Number(usd.toPrecision(4))) : name === "time" ? duration(sum(({ overview }) => overview.seconds)) : name === "episode" ? "all" : "");
   return element("tr", {}, element("td", {}), ...COLUMNS.map(([name], column) => element("td", { class: column >= NUMBERS_FROM ? "number" : null }, text(name))));
 }
 

@@ -374,7 +374,7 @@ def test_a_tag_that_no_grue_writes_there_is_found_by_decoding(path: Path, body: 
     before, _, _ = line.partition('"body":')
     path.write_text(f'{header}\n{before}"body":{body}}}\n')
     (found,) = TraceReader(path, Body).lines()
-    assert (found.tag, found.envelope().body) == ("", Said("a"))
+    assert (found.tag, found.envelope().body) == ("Said", Said("a"))
 
 
 def test_an_error_quotes_little_of_a_damaged_line(path: Path) -> None:

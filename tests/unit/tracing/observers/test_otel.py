@@ -150,6 +150,14 @@ def test_a_turn_without_a_completion_says_which_endpoint_failed(provider: Any, s
     assert chat["gen_ai.request.model"] == "m-1"
 
 
+def test_an_integer_that_no_exporter_can_send_is_sent_as_text() -> None:
+    assert otel_attributes.present({"a": 2**64 - 1, "b": -1, "c": True}) == {
+        "a": str(2**64 - 1),
+        "b": -1,
+        "c": True,
+    }
+
+
 def test_a_callers_provider_is_not_shut_down(provider: Any, spans: Any) -> None:
     play(provider, "take lamp")
     with provider.get_tracer("theirs").start_as_current_span("theirs"):
