@@ -18,7 +18,7 @@ from grue.tracing import stats
 from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.message_words import cut_results
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
-from grue.tracing.steps import StepBegan, StepChange, StepEnded, StepTracker, moves_steps, usage_in
+from grue.tracing.steps import StepBegan, StepChange, StepEnded, StepTracker, usage_in
 from grue.tracing.turn_slices import OwnMessages
 
 SLOWEST_TURNS = 5
@@ -131,12 +131,8 @@ class _ServerCounts(_Counts):
 def count_episode(episode: EpisodeReader) -> stats.EpisodeStats:
     """Read an episode's trace once and return its counts; raises `TraceError` if it cannot be read."""
     tally = EpisodeTally()
-    for line in episode.lines():
-        kind = episode.kind_of_line(line)
-        if kind is None or _is_counted(kind):
-            tally.take(line.envelope())
-        else:
-            tally.pass_over(line.line.t)
+    for envelope in episode:
+        tally.take(envelope)
     return tally.stats(episode)
 
 
@@ -148,7 +144,7 @@ def _size(path: Path) -> int:
 
 
 class EpisodeTally:
-    """Counts an episode that the caller reads anyway. Otherwise use `count_episode`, which decodes less."""
+    """Counts an episode. Call `take` with each envelope in order, then `stats`."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -172,25 +168,20 @@ class EpisodeTally:
 
     def take(self, envelope: EpisodeEnvelope) -> None:
         """Count the next envelope."""
+        self.messages += 1
         own = self._own.take(envelope)
         if own is None:
             if isinstance(envelope.body, m.CompletionReceived):
                 self._name_calls(envelope)
-            self.pass_over(envelope.t)
+            self.clock.note(envelope.t)
             return
         envelope = own
-        self.messages += 1
         changes = self.steps.take(envelope)
         self.clock.note(envelope.t, changes, resumed=isinstance(envelope.body, EpisodeResumed))
         self.turns.take(envelope, changes)
         count = _count_of(type(envelope.body))
         if count is not None:
             count(self, envelope, changes)
-
-    def pass_over(self, t: float) -> None:
-        """Count a message that affects only the number of messages and, by its time `t`, the phases."""
-        self.messages += 1
-        self.clock.note(t)
 
     def stats(self, episode: EpisodeReader) -> stats.EpisodeStats:
         """Return the counts of an episode that has been read to its end."""
@@ -353,8 +344,3 @@ class EpisodeTally:
 def _count_of(kind: type[Struct]) -> Callable[..., None] | None:
     counted = EpisodeTally._counted  # noqa: SLF001 - of this module
     return next((count for count, kinds in counted.items() if issubclass(kind, kinds)), None)
-
-
-@functools.cache
-def _is_counted(kind: type[Struct]) -> bool:
-    return _count_of(kind) is not None or moves_steps(kind) or kind is m.TurnForked

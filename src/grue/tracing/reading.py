@@ -20,7 +20,7 @@ from msgspec import Struct
 from grue import messages as m
 from grue.runtime.actor import ActorFailed
 from grue.runtime.trace.format import FORMAT, PayloadReference, TraceHeader, TraceLine, trace_in
-from grue.runtime.trace.reader import RecordedLine, Trace, TraceReader
+from grue.runtime.trace.reader import Trace, TraceReader
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing import facts
 
@@ -121,13 +121,6 @@ class EpisodeReader(TraceReader[EpisodeBody]):
     def __init__(self, path: Path) -> None:
         self.kinds = known_kinds()
         super().__init__(path, union_of(self.kinds.values()))
-
-    def kind_of_line(self, line: RecordedLine[EpisodeBody]) -> type[Struct] | None:
-        """Return the class of a line's message by its tag, or `None` if only decoding the line can tell."""
-        tag = line.tag
-        kind = self.kinds.get(tag)
-        # An unknown message to no actor (`NOTES`) is a fact of a host that is not imported.
-        return facts.Fact if kind is None and line.line.receiver == NOTES and can_be_fact(tag) else kind
 
     def _body(self, line: TraceLine, written: bytes) -> EpisodeBody:
         try:

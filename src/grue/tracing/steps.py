@@ -84,7 +84,7 @@ class StepTracker:
         self._changes = []
         if isinstance(envelope.body, Fact):
             self._take_fact(envelope, envelope.body)
-        elif type(envelope.body) in _MOVING:
+        else:
             self._take_message(envelope)
         return self._changes
 
@@ -201,20 +201,3 @@ class StepTracker:
         self._crashed.clear()
         for key in [*self.open]:
             self._end(key, reported=False)
-
-
-_MOVING = frozenset({
-    m.RunTurn, m.TurnCompleted, m.TurnFailed, m.TurnParked, ActorFailed,
-    m.OpenSession, m.ConnectFailed, m.SessionOpened, m.McpDisabled, m.StartupFailed, m.CloseSession,
-    m.SessionClosed, m.ToolCalled, m.ToolReturned, m.ToolTimedOut, m.ToolSkipped, m.ServerDied,
-    m.RequestCompletion, m.CompletionRetried, m.CompletionReceived, m.CompletionFailed, m.ReplyDropped,
-    m.CheckToolSupport, m.ToolSupportChecked,
-})  # fmt: skip
-"""The messages from which `StepTracker` learns that a step begins or ends, besides facts."""
-
-
-def moves_steps(kind: type) -> bool:
-    """Return whether messages of this class can begin or end a step, and so have to be decoded."""
-    if issubclass(kind, Fact):
-        return kind.between_turns or bool(kind.step) or issubclass(kind, EpisodeResumed)
-    return kind in _MOVING

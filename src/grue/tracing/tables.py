@@ -85,11 +85,6 @@ class RequestRow(Struct, kw_only=True):
 
 Row: TypeAlias = TurnRow | CallRow | RequestRow
 
-_READ = frozenset(
-    {"RunTurn", "TurnForked", "TurnCompleted", "TurnFailed", "TurnParked", "RequestCompletion"}
-    | {"DropCompletion", "CompletionReceived", "CompletionFailed", "ReplyDropped"}
-)
-
 
 def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
     """Yield the rows of an episode. Messages that a fork has copied from a recorded turn are left out."""
@@ -97,10 +92,8 @@ def trace_rows(trace: Path, episode: str) -> Iterator[Row]:
     # after the rows of all messages before a damaged place.
     rows, own = _Rows(episode), OwnMessages()
     try:
-        for line in open_episode(trace).lines():
-            envelope = own.take(line.envelope()) if line.tag in _READ else None
-            if envelope is not None:
-                yield from rows.take(envelope)
+        for envelope in filter(None, map(own.take, open_episode(trace))):
+            yield from rows.take(envelope)
     except TraceError:
         yield from rows.rest()
         raise

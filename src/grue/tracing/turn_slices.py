@@ -144,9 +144,6 @@ def causes(envelope: EpisodeEnvelope, by_seq: dict[int, EpisodeEnvelope]) -> tup
     return tuple(reversed(chain))
 
 
-_BOUNDS = frozenset((m.TurnForked, m.RunTurn, m.TurnCompleted, m.TurnFailed, m.TurnParked))
-
-
 class OwnMessages:
     """Selects what a fork has done itself: its first messages may be copies of a recorded turn's."""
 
@@ -157,8 +154,6 @@ class OwnMessages:
         """Return the message to count (a fork's end without the counts of copies), or `None` for a copy."""
         if envelope.copied:
             return None
-        if type(envelope.body) not in _BOUNDS:
-            return envelope
         match envelope.body:
             case m.TurnForked() as forked:
                 self._forked[envelope.turn] = forked
