@@ -460,15 +460,6 @@ _inside: contextvars.ContextVar[tuple[Wiring, ...]] = contextvars.ContextVar("in
 """The wirings of the runners in whose turns the current code runs; tasks and worker threads inherit it."""
 
 
-@contextlib.contextmanager
-def _inside_turn(wiring: Wiring) -> Iterator[None]:
-    token = _inside.set((*_inside.get(), wiring))
-    try:
-        yield
-    finally:
-        _inside.reset(token)
-
-
 def refuse_inside_turn(wiring: Wiring) -> None:
     """Raise `MCPError` if the caller is part of a turn of this runner, for example a function tool."""
     if any(each.runner is wiring.runner for each in _inside.get()):
@@ -521,8 +512,12 @@ class HostTurn(Generic[T]):
     async def run(self, resources: TurnResources) -> TurnOutcome[T]:
         """Run the turn. Raises `TurnPostponed`, or as `Runner.run_turn` does; cancellation ends the turn."""
         wiring, start = self._settings.wiring, partial(self._memory.start, self._request.turn)
-        with _inside_turn(wiring), wiring.under_way.beginning(start, self.place) as number:
-            return await self._run(number, resources)
+        token = _inside.set((*_inside.get(), wiring))
+        try:
+            with wiring.under_way.beginning(start, self.place) as number:
+                return await self._run(number, resources)
+        finally:
+            _inside.reset(token)
 
     async def _run(self, number: int, resources: TurnResources) -> TurnOutcome[T]:
         settings, memory, request = self._settings, self._memory, self._request
