@@ -19,7 +19,7 @@ from grue import messages as m
 from grue.actors.llm import EndpointActors
 from grue.engine.answers import AnswerSpec, recorded_fallback, recorded_spec, spec_of
 from grue.engine.conversations import recorded_conversation as recorded
-from grue.engine.recorded_tools import ForkSettings, RecordedApproval, TurnRecord
+from grue.engine.recorded_tools import RecordedApproval, TurnRecord
 from grue.engine.tool_servers import check_fields, usable_servers
 from grue.engine.turn import EpisodeMemory, HostTurn, RestOfTurn, TurnOutcome, TurnRequest, TurnSettings
 from grue.engine.turn_actors import TurnResources, TurnsPast
@@ -280,7 +280,7 @@ class ForkedRun(HostTurn[T]):
                 f"Turn {changed.turn} has no server {unknown[0]!r} that could list tools. It has: {known}."
             )
         record = TurnRecord(run.envelopes, place.event.seq, listings, asked.tool_results)
-        fork = ForkSettings(
+        fork = RecordedApproval(
             record=record,
             misses=asked.misses,
             results=_replaced_results(asked, record, place, run),
@@ -436,7 +436,7 @@ def _said_before_resumption(run: RecordedRun, place: _Place) -> History | None:
     return None if part is None else part.said_alone()
 
 
-def _wiring(wiring: Wiring, run: m.RunTurn, talk: recorded.Talk, fork: ForkSettings) -> Wiring:
+def _wiring(wiring: Wiring, run: m.RunTurn, talk: recorded.Talk, fork: RecordedApproval) -> Wiring:
     def nothing(_: Note) -> ToolConnection:
         raise AssertionError("a fork that fails at misses opens no server")
 
@@ -449,7 +449,7 @@ def _wiring(wiring: Wiring, run: m.RunTurn, talk: recorded.Talk, fork: ForkSetti
             f'Turn {run.turn} uses servers that this runner lacks: {", ".join(missing)}. With misses="fail"'
             " none is needed."
         )
-    wiring = replace(wiring, servers=servers, approval=RecordedApproval(fork=fork), presumed=None)
+    wiring = replace(wiring, servers=servers, approval=fork, presumed=None)
     if not talk.history.entries:
         return wiring
     return wiring.lending(run.conversation, talk.history, talk.tools)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from grue import messages as m
 from grue.actors.approval import Answer
-from grue.engine.approval import Approval, Approve
+from grue.engine.approval import Approval
 from grue.errors import ForkMissed
 from grue.policies import ApprovalDecision, ApprovalQuestion, FailurePolicy, Misses, ToolPolicy, ToolRule
 from grue.protocol.json_text import digest
@@ -293,14 +293,13 @@ def _asked(question: ApprovalQuestion) -> _Question:
     return question.name, question.arguments_digest
 
 
-class ForkSettings(Struct, frozen=True, kw_only=True):
-    """How the calls and questions of a fork are answered."""
+class RecordedApproval(Approval, frozen=True, kw_only=True):
+    """Answers the calls and the questions of a fork as recorded, and others as `misses` says."""
 
     record: TurnRecord
     misses: Misses
     results: Mapping[str, m.ToolCallResult]  # new results in place of recorded ones, by the ids of the calls
     where: str  # names the turn in errors
-    approve: Approve | None
 
     def missed(self, what: str) -> ForkMissed:
         """Return the error for a call or a question that has no recorded answer; `what` describes it."""
@@ -311,26 +310,20 @@ class ForkSettings(Struct, frozen=True, kw_only=True):
             f' (in Python misses="call").{more}'
         )
 
-
-class RecordedApproval(Approval, frozen=True, kw_only=True):
-    """Answers a fork's approval questions as recorded, or by `fork.approve` if `misses` is not `fail`."""
-
-    fork: ForkSettings
-
     def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
         """Return the function that answers the turn's questions; `None`: the policy never asks."""
-        fork, ask = self.fork, Approval(self.fork.approve).answerer(command, recorder)
+        ask = super().answerer(command, recorder)
         if ask is None:
             return None
 
         async def answer(questions: tuple[ApprovalQuestion, ...]) -> m.CallsDecided | m.ApprovalPostponed:
-            known = [fork.record.decision(question) for question in questions]
+            known = [self.record.decision(question) for question in questions]
             decided = tuple(each for each in known if each is not None)
             rest = tuple(question for question, each in zip(questions, known, strict=True) if each is None)
-            if rest and all(fork.record.was_postponed(question) for question in rest):
+            if rest and all(self.record.was_postponed(question) for question in rest):
                 return m.ApprovalPostponed()
-            if rest and (fork.misses == "fail" or (fork.misses == "ask" and fork.approve is None)):
-                raise fork.missed(f"it asks whether to call {rest[0].name}")
+            if rest and (self.misses == "fail" or (self.misses == "ask" and self.approve is None)):
+                raise self.missed(f"it asks whether to call {rest[0].name}")
             answered = await ask(rest) if rest else m.CallsDecided(decisions=())
             if isinstance(answered, m.ApprovalPostponed):
                 return answered
@@ -340,20 +333,19 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
         """Return a factory of connections that answer calls with recorded results."""
-        fork = self.fork
-        live = None if fork.misses == "fail" or fork.record.is_down(server) else connect
+        live = None if self.misses == "fail" or self.record.is_down(server) else connect
         ask: Answer | None = None
-        if fork.misses == "ask":
+        if self.misses == "ask":
             policy = ToolPolicy(rules=(ToolRule(verdict="ask"),))
-            ask = Approval(fork.approve).answerer(replace(command, tool_policy=policy), Recorder())
-        return lambda note: RecordedConnection(server, fork, None if live is None else live(note), ask)
+            ask = super().answerer(replace(command, tool_policy=policy), Recorder())
+        return lambda note: RecordedConnection(server, self, None if live is None else live(note), ask)
 
 
 class RecordedConnection:
     """A `ToolConnection` that answers calls with recorded results."""
 
     def __init__(
-        self, server: m.ServerName, fork: ForkSettings, live: ToolConnection | None, ask: Answer | None
+        self, server: m.ServerName, fork: RecordedApproval, live: ToolConnection | None, ask: Answer | None
     ) -> None:
         self._server = server
         self._fork = fork
@@ -401,7 +393,7 @@ class RecordedConnection:
         return listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of this call, or do what `ForkSettings.misses` says."""
+        """Return the recorded result of this call, or do what `RecordedApproval.misses` says."""
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:
             self._relisted = self._fork.record.relisted(self._server, found)
