@@ -1,19 +1,23 @@
 """What turns of an episode leave to each other, and whose turn a caller is inside."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from patient_turns import ASK, PatientModel, patient_model, wait_until
 
-from grue import FunctionTools, LlmSettings, Recorder, Runner, TurnRequest
-from grue.engine.turn import EpisodeMemory, Spending, _inside_turn, refuse_inside_turn
-from grue.engine.wiring import TurnsUnderWay, Wiring, wire
+from grue import FunctionTools, LlmSettings, Runner, TurnRequest
+from grue.actors.sampling import CurrentSampler
+from grue.engine.turn import EpisodeMemory, HostTurn, Spending, TurnSettings, refuse_inside_turn
+from grue.engine.turn_actors import TurnResources
+from grue.engine.wiring import TurnsUnderWay
 from grue.errors import MCPError, TurnCancelled
 from grue.messages import ServerName, Usage
 from grue.policies import FailurePolicy, TurnLimits
 from grue.protocol.turn.connection import Disabled, Proven
+from grue.runtime.processes.process_group import ProcessRegistry
 from grue.testing.fake_tools import FakeToolServer
 from grue.testing.llm_server import ScriptedLlmServer, text_reply, tool_calls_reply
 
@@ -76,26 +80,46 @@ def test_a_cancelled_turn_leaves_what_it_has_learned_of_its_servers(model: Patie
     assert (proven.sessions, disabled.sessions) == (3, 1)
 
 
-def wiring() -> Wiring:
+class Inside(HostTurn[str]):
+    """A turn that calls `work` where others ask the model."""
+
+    def __init__(self, settings: TurnSettings, work: Callable[[], Awaitable[None]]) -> None:
+        super().__init__("", settings, EpisodeMemory())
+        self._work = work
+
+    async def _run(self, number: int, resources: TurnResources) -> Any:
+        await self._work()
+
+
+@pytest.mark.anyio
+async def test_a_caller_is_inside_the_turns_around_it_and_no_others() -> None:
     llm = LlmSettings(base_url="http://127.0.0.1:9/v1", model="m")
-    return wire(llm, {"own": FunctionTools({})}, recorder=Recorder())
+    one, other = (Runner(llm=llm, servers={"own": FunctionTools({})})._settings() for _ in range(2))
+    resources = TurnResources(registry=ProcessRegistry(), sampling=CurrentSampler())
+    checked: list[str] = []
 
-
-def test_a_caller_is_inside_the_turns_around_it_and_no_others() -> None:
-    one, other = wiring(), wiring()
-    with _inside_turn(one), _inside_turn(other):
+    async def in_both() -> None:
         for each in (one, other):
             with pytest.raises(MCPError, match="from inside one of its turns"):
-                refuse_inside_turn(each)
-    with _inside_turn(one):
-        refuse_inside_turn(other)
-    refuse_inside_turn(one)
+                refuse_inside_turn(each.wiring)
+        checked.append("both")
+
+    async def in_one() -> None:
+        refuse_inside_turn(other.wiring)
+        await Inside(other, in_both).run(resources)
+        refuse_inside_turn(other.wiring)
+
+    async def in_one_again() -> None:
+        with pytest.raises(MCPError, match="from inside one of its turns"):
+            refuse_inside_turn(one.wiring)
+        checked.append("one")
+
+    await Inside(one, in_one).run(resources)
+    refuse_inside_turn(one.wiring)
     # Forks, resumed turns and turns that wait for a batch have a wiring of their own.
-    with (
-        _inside_turn(replace(one, servers={}, under_way=TurnsUnderWay())),
-        pytest.raises(MCPError, match="from inside one of its turns"),
-    ):
-        refuse_inside_turn(one)
+    own = replace(one.wiring, servers={}, under_way=TurnsUnderWay())
+    await Inside(replace(one, wiring=own), in_one_again).run(resources)
+    assert checked == ["both", "one"]
 
 
 def test_the_last_request_asks_for_an_answer() -> None:
