@@ -3,6 +3,7 @@
 import contextlib
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import takewhile
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -341,22 +342,20 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
         return lambda note: RecordedConnection(server, self, None if live is None else live(note), ask)
 
 
+@dataclass(eq=False)
 class RecordedConnection:
     """A `ToolConnection` that answers calls with recorded results."""
 
-    def __init__(
-        self, server: m.ServerName, fork: RecordedApproval, live: ToolConnection | None, ask: Answer | None
-    ) -> None:
-        self._server = server
-        self._fork = fork
-        self._live = live  # the real server; `None`: only recorded calls have results
-        self._ask = ask  # asks a person about a call without a recorded result; `None`: nobody is asked
-        self._asked = 0
-        self._down: ServerFailed | None = None
-        self._entered = False
-        self._tools: tuple[m.ToolDefinition, ...] = ()
-        self._live_listing = Listing(tools=(), protocol_version="")
-        self._relisted: list[tuple[m.ToolDefinition, ...] | None] = []
+    _server: m.ServerName
+    _fork: RecordedApproval
+    _live: ToolConnection | None  # the real server; `None`: only recorded calls have results
+    _ask: Answer | None  # asks a person about a call without a recorded result; `None`: nobody is asked
+    _asked: int = 0
+    _down: ServerFailed | None = None
+    _entered: bool = False
+    _tools: tuple[m.ToolDefinition, ...] = ()
+    _live_listing: Listing = field(default_factory=lambda: Listing(tools=(), protocol_version=""))
+    _relisted: list[tuple[m.ToolDefinition, ...] | None] = field(default_factory=list)
 
     async def __aenter__(self) -> Self:
         if self._live is not None:

@@ -6,6 +6,7 @@ The turn's decisions are made in `protocol/tool_loop.py`, not here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -143,36 +144,31 @@ class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
         return mailbox
 
 
+@dataclass(eq=False)
 class TurnActors:
     """The actors of one turn. Call `run` once."""
 
-    def __init__(
-        self,
-        wiring: Wiring,
-        resources: TurnResources,
-        command: m.RunTurn,
-        check: AnswerCheck[Any],
-        on_delta: OnDelta | None = None,
-        earlier: EarlierResults | None = None,
-        past: TurnsPast | None = None,
-    ) -> None:
-        self._past = past or TurnsPast()
-        self._wiring = wiring
-        self._earlier = earlier
-        self._resources = resources
-        self._command = command
-        self._check = check
-        self._on_delta = on_delta
-        wiring.recorder.hold_back(m.TextDelta)
-        self.agent: AgentActor | None = None
-        self._early: EarlyRequest | None = None
-        self._asking: Actor[m.LlmCommand] | None = None
-        self._sessions: dict[m.ServerName, SessionActor] = {}
-        self._before: Mapping[m.ServerName, Settled] = {}
-        self._end_at = self._deadline = float("inf")
+    _wiring: Wiring
+    _resources: TurnResources
+    _command: m.RunTurn
+    _check: AnswerCheck[Any]
+    _on_delta: OnDelta | None = None
+    _earlier: EarlierResults | None = None
+    _past: TurnsPast = field(default_factory=TurnsPast)
+    agent: AgentActor | None = None
+    _early: EarlyRequest | None = None
+    _asking: Actor[m.LlmCommand] | None = None
+    _sessions: dict[m.ServerName, SessionActor] = field(default_factory=dict)
+    _before: Mapping[m.ServerName, Settled] = field(default_factory=dict)
+    _end_at: float = float("inf")
+    _deadline: float = float("inf")
+
+    def __post_init__(self) -> None:
+        self._wiring.recorder.hold_back(m.TextDelta)
         # Turns without a pool may run in parallel, each with sessions of its own. A pool's sessions serve one
         # turn after the other, so its turns share one `CurrentSampler`.
-        self._sampling = CurrentSampler() if resources.pool is None else resources.sampling
+        own = self._resources.pool is None
+        self._sampling = CurrentSampler() if own else self._resources.sampling
 
     @property
     def connections(self) -> dict[m.ServerName, Settled]:
@@ -302,17 +298,10 @@ class TurnActors:
         self.agent.recall(begun, (*past.events, noted))
         for rewrite in past.rewrites:
             supervisor.note(rewrite, sender="llm")
-        last = past.event
-        if last is not None:
-            recorded = self._wiring.recorder.record(
-                last.body,
-                sender=last.sender,
-                receiver=agent.name,
-                cause=numbers.get(last.cause or 0),
-                turn=last.turn,
-                copied=True,
+        if past.event is not None:
+            agent.put_recorded(
+                _again(replace(past.event, receiver=agent.name), self._wiring.recorder, numbers, copied=True)
             )
-            agent.put_recorded(recorded)
         supervisor.start(self.agent, whole=True)
         recalled_end: Any = await expected.wait()
         return recalled_end  # type: ignore[no-any-return]  # the agent replies with a turn's end
@@ -475,16 +464,17 @@ def repeat(copied: Iterable[Envelope[Any]], recorder: Recorder, own: Collection[
     """Record messages again, as copies unless their number is in `own`. Return each new number by the old."""
     numbers: dict[int, int] = {}
     for each in copied:
-        again = recorder.record(
-            each.body,
-            sender=each.sender,
-            receiver=each.receiver,
-            cause=numbers.get(each.cause or 0),
-            turn=each.turn,
-            copied=each.seq not in own,
-        )
-        numbers[each.seq] = again.seq
+        numbers[each.seq] = _again(each, recorder, numbers, copied=each.seq not in own).seq
     return numbers
+
+
+def _again(
+    each: Envelope[Any], recorder: Recorder, numbers: Mapping[int, int], *, copied: bool
+) -> Envelope[Any]:
+    cause = numbers.get(each.cause or 0)
+    return recorder.record(
+        each.body, sender=each.sender, receiver=each.receiver, cause=cause, turn=each.turn, copied=copied
+    )
 
 
 def _note_and_show(
