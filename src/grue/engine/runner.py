@@ -345,8 +345,7 @@ class Runner(AsyncToolAccess, Closing):
                 removed from the turn. Or this runner writes another trace, or has already run a turn.
             MCPError: As `run_turn`; or the runner lacks a server of the turn, or `answer` has another schema.
         """
-        asked = {"answer": answer, "turn": turn, "on_delta": on_delta, "conversation": conversation}
-        with self._resumed(trace, decisions, asked) as resumed:
+        with self._resumed(trace, decisions, answer, turn, on_delta, conversation) as resumed:
             return self._episode.run(resumed.run)
 
     async def resume_async(
@@ -360,8 +359,7 @@ class Runner(AsyncToolAccess, Closing):
         conversation: KeptConversation | None = None,
     ) -> TurnOutcome[T]:
         """Do the same as `resume`, without blocking the caller's event loop. Cancellation ends the turn."""
-        asked = {"answer": answer, "turn": turn, "on_delta": on_delta, "conversation": conversation}
-        with self._resumed(trace, decisions, asked) as resumed:
+        with self._resumed(trace, decisions, answer, turn, on_delta, conversation) as resumed:
             return await self._episode.run_async(resumed.run)
 
     def fork(
@@ -430,15 +428,12 @@ class Runner(AsyncToolAccess, Closing):
             return self._episode.run(forked.run)
 
     def _resumed(
-        self,
-        trace: str | PathLike[str],
-        decisions: Iterable[policies.ApprovalDecision],
-        asked: dict[str, Any],
+        self, trace: str | PathLike[str], decisions: Iterable[policies.ApprovalDecision], *asked: Any
     ) -> AbstractContextManager[turns.HostTurn[Any]]:
         from grue.engine.conversations.resume import ResumeRequest, resumed_run  # few programs need it
 
         given = tuple(decisions) if isinstance(decisions, Iterable) else (decisions,)
-        request = ResumeRequest(trace=trace, decisions=given, **asked)
+        request = ResumeRequest(trace, given, *asked)
         return resumed_run(request, self._settings(), self._memory, self._traces)
 
     def conversation(

@@ -40,13 +40,13 @@ from grue.tracing.reading import open_episode
 EXPIRED = "the question about it has expired"
 
 
-class ResumeRequest(Struct, frozen=True, kw_only=True):
+class ResumeRequest(Struct, frozen=True):
     """A request to resume a turn; the attributes are the arguments of `Runner.resume`."""
 
     trace: str | PathLike[str]
     decisions: tuple[ApprovalDecision, ...] = ()
-    turn: int | None = None
     answer: AnswerSpec[Any] | type | None = None
+    turn: int | None = None
     on_delta: Callable[[m.TextDelta], None] | None = None
     conversation: KeptConversation | None = None
 
