@@ -8,7 +8,6 @@ import sys
 import termios
 import time
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import anyio
@@ -116,12 +115,6 @@ class Approval(Struct, frozen=True):
     approve: Approve | None = None  # the host's callback, if somebody can be asked
     parking: Parking | None = None  # `None`: no turn can be parked, or wait for a provider's batch
 
-    @property
-    def trace(self) -> Path | None:
-        """The trace from which turns are resumed; `None`: turns are not parked, or no trace is written."""
-        writer = None if self.parking is None else self.parking.writer
-        return None if writer is None else writer.place
-
     def answerer(self, command: m.RunTurn, recorder: Recorder) -> Answer | None:
         """Return the function that answers a turn's questions; `None`: the policy never asks."""
         if all(rule.verdict != "ask" for rule in command.tool_policy.rules):
@@ -129,12 +122,12 @@ class Approval(Struct, frozen=True):
         return _Answerer(self, command, recorder)
 
     def connecting(self, connect: Connect, command: m.RunTurn, server: m.ServerName) -> Connect:
-        """Return `connect`; with `parking`, wrap each connection in a `DurableConnection`."""
+        """Return `connect`; with `parking`, wrap each connection in a `_DurableConnection`."""
         del server
         parking = self.parking
         if parking is None:
             return connect
-        return lambda note: DurableConnection(connect(note), command.tool_policy, parking.written)
+        return lambda note: _DurableConnection(connect(note), command.tool_policy, parking.written)
 
 
 class _Answerer(Struct, frozen=True):
@@ -227,7 +220,7 @@ _INTERNAL_ERROR = -32603  # JSON-RPC's code for an internal error
 NOT_WRITTEN = "the call was not sent, because the trace file could not be written before it"
 
 
-class DurableConnection(WrappedConnection):
+class _DurableConnection(WrappedConnection):
     """A `ToolConnection` that flushes the trace before each call of a tool that is not read-only.
 
     If the host is killed, the resumed turn does not repeat a call that the trace holds without a result.
@@ -242,13 +235,11 @@ class DurableConnection(WrappedConnection):
         self._read_only: set[str] = set()
 
     async def open(self, timeout_s: float) -> Listing:
-        """Open the connection, and note which of its tools are read-only."""
         listing = await self._connection.open(timeout_s)
         self._learn(listing.tools)
         return listing
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return the server's tools if they have changed, otherwise `None`."""
         tools = await self._connection.refresh_tools(timeout_s)
         if tools is not None:
             self._learn(tools)

@@ -281,23 +281,19 @@ def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
     for number, image in enumerate(images):
         if number == MAX_ATTACHMENTS:
             raise MCPError(f"At most {MAX_ATTACHMENTS} images can be sent with one turn: leave some out.")
-        what = f"Image {number + 1}" if isinstance(image, bytes) else f"The image {os.fspath(image)}"
-        content = _content(image, what, limits)
+        what, content = f"Image {number + 1}", image
+        if not isinstance(image, bytes):
+            what = f"The image {os.fsdecode(image)}"
+            try:
+                content = read_regular(Path(os.fsdecode(image)), max_bytes=limits.max_image_bytes)
+            except OSError as error:
+                raise MCPError(f"{what} cannot be read: {os_cause(error)}.") from error
         refused = room.attach("image", base64.b64encode(content).decode())
         if refused:
             raise MCPError(f"{what} cannot be shown to the model: {refused}.")
         if room.attachments[-1].kind != "image":
             raise MCPError(f"{what} is not an image: its content is {room.attachments[-1].mime}.")
     return tuple(room.attachments)
-
-
-def _content(image: Image, what: str, limits: TurnLimits) -> bytes:
-    if isinstance(image, bytes):
-        return image
-    try:
-        return read_regular(Path(image), max_bytes=limits.max_image_bytes)
-    except OSError as error:
-        raise MCPError(f"{what} cannot be read: {os_cause(error)}.") from error
 
 
 class ProgressSource:
@@ -497,13 +493,14 @@ class HostTurn(Generic[T]):
     is_resumed = False
     waits = False
     place: int | None = None  # the request's position in `Runner.map`, from 1
-    record: TurnsPast | None = None  # the recorded beginning of a fork, or of a turn that has waited
+    record = TurnsPast()  # the recorded beginning of a fork, or of a turn that has waited
     earlier: EarlierResults | None = None  # in a fork: finds the tool results of earlier turns
     begun: History | None = None  # the entries that a resumed turn added before it was resumed
     started_by: m.RunTurn | None = None  # the `RunTurn`, made from a recorded one; `None`: `command` makes it
 
     def __init__(self, request: TurnRequest[T] | str, settings: TurnSettings, memory: EpisodeMemory) -> None:
         self._request = as_request(request)
+        self.conversation = self._request.conversation  # which the turn continues; `None`: no conversation
         self.answer: AnswerSpec[Any] = self._request.answer_spec
         self.progress = ProgressSource()
         self._settings = settings
@@ -654,15 +651,10 @@ class HostTurn(Generic[T]):
         )
 
     def _references(self) -> Literal["never", "later", "now"]:
-        request, kept = self._request, self._request.conversation
-        if request.json_results or self._settings.limits.long_results == "cut":
+        kept = self.conversation
+        if self._request.json_results or self._settings.limits.long_results == "cut":
             return "never"
         return "now" if kept is not None and kept.refers else "later"
-
-    @property
-    def conversation(self) -> KeptConversation | None:
-        """The conversation that the turn continues; `None`: no conversation."""
-        return self._request.conversation
 
     def recalled_command(self, number: int) -> m.RunTurn:
         """Return the `RunTurn` that would start this turn now, to find the turn in an earlier run's trace."""
@@ -679,13 +671,14 @@ class HostTurn(Generic[T]):
         if kept is None:
             yield TurnPast()
             return
-        writer = next(iter(writers_of(wiring.recorder)), None)
+        writers = writers_of(wiring.recorder)
+        recorded = writers[0].place if writers else None
         with kept.turn(
             wiring.lender,
             wiring.endpoint,
             number,
-            trace=wiring.approval.trace,
-            recorded=None if writer is None else writer.place,
+            trace=None if wiring.approval.parking is None else recorded,
+            recorded=recorded,
             resumed=self.is_resumed,
             plain=not self._request.json_results,
         ) as past:

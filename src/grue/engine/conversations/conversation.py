@@ -24,19 +24,15 @@ class RunsTurns(Protocol):
 
     def run_turn(self, request: TurnRequest[T]) -> TurnOutcome[T]:
         """Run a turn, blocking."""
-        ...
 
     async def run_turn_async(self, request: TurnRequest[T]) -> TurnOutcome[T]:
         """Run a turn, without blocking the caller's event loop."""
-        ...
 
     def resume(self, *_: Any, **asked: Any) -> TurnOutcome[Any]:
         """Go on with a parked turn, blocking."""
-        ...
 
     async def resume_async(self, *_: Any, **asked: Any) -> TurnOutcome[Any]:
         """Go on with a parked turn, without blocking the caller's event loop."""
-        ...
 
 
 class AskOptions(TypedDict, total=False):

@@ -14,6 +14,7 @@ the lines that the trace does not have.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Iterable, Iterator
@@ -157,10 +158,8 @@ class ConversationFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._owner = os.getpid()
-        try:
+        with self._errors_as_ours():
             self._file = LineFile(path, "conversation file")
-        except TraceError as error:
-            raise ConversationError(str(error), path=str(path)) from error
         self.place = self._file.place
         here_and_in_children(self._leave_to_parent)
         fault = ""
@@ -193,25 +192,27 @@ class ConversationFile:
 
     def cut_half_line(self) -> None:
         """Remove an incomplete last line."""
-        try:
+        with self._errors_as_ours():
             self._file.cut_half_line()
-        except TraceError as error:
-            raise ConversationError(str(error), path=str(self.path)) from error
 
     def append(self, lines: list[bytes]) -> None:
         """Append `lines`. For an empty line, write a `Dropped`."""
-        try:
+        with self._errors_as_ours(
+            " What was said since is in memory only: save the conversation to another file."
+        ):
             if self._owner != os.getpid():
                 raise TraceError(
                     f"{self.path} can be written by the process that opened it only, not by a fork."
                 )
             self._file.require_not_deleted()
             self._file.write(*(line or _DROPPED for line in lines))
+
+    @contextlib.contextmanager
+    def _errors_as_ours(self, advice: str = "") -> Iterator[None]:
+        try:
+            yield
         except (TraceError, OSError) as error:
-            raise ConversationError(
-                f"{error} What was said since is in memory only: save the conversation to another file.",
-                path=str(self.path),
-            ) from error
+            raise ConversationError(f"{error}{advice}", path=str(self.path)) from error
 
     def close(self) -> None:
         """Close the file and end its lock. A second call does nothing."""

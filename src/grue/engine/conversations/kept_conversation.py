@@ -608,12 +608,10 @@ class KeptConversation:
         chain = () if self._endpoint is None else self._endpoint.chain
         now = encoded.model, encoded.profile
         asked = (each for each in chain if (each.settings.model, each.profile) == now)
-        first = next((each.first_profile for each in asked), None)
-        if first is None and self._endpoint is not None:
-            first = self._endpoint.first_profile
+        first = self._first if self._endpoint is None else self._endpoint.first_profile
         learned = Learned(
             model=encoded.model,
-            first=first or self._first,
+            first=next((each.first_profile for each in asked), first),
             profile=encoded.profile,
             names=encoded.names.known,
             tools=encoded.tools,
