@@ -69,10 +69,9 @@ def root(
     """Accept the options of `grue` itself."""
 
 
-_START = typer.Option(
-    None,
-    metavar="WHEN",
-    help="When the MCP server starts. Each turn has a server process of its own.\n\n"
+_START = opt.value(
+    "WHEN",
+    "When the MCP server starts. Each turn has a server process of its own.\n\n"
     "before: before the turn's first request to the model.\n\n"
     "beside: at the same time as that request, if the server's tools are known from an earlier start, "
     "in this run or another; otherwise the same as `before`.\n\n"
@@ -89,11 +88,11 @@ _START = typer.Option(
     "after_turn and beside_turn apply from the second turn on; the first turn starts the server as the key "
     "says, or else as the default below. They have no effect if the key is when_called, and are refused if "
     "the default is when_called.",
-    show_default="start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
+    "start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
 )
 
 
-_SERVER_BY_URL = typer.Argument(..., metavar="SERVER", help="Name of a server with a URL in mcp_config.json.")
+_SERVER_BY_URL = opt.argument("SERVER", "Name of a server with a URL in mcp_config.json.")
 
 
 _GAME = typer.Option(
@@ -101,24 +100,22 @@ _GAME = typer.Option(
     metavar="GAME",
     help="house (a game that comes with grue), or the path of a Z-machine story file, such as zork1.z5.",
 )
-_INTERPRETER = typer.Option(
-    None,
-    metavar="dfrotz|fernz",
-    help="The program that runs a story file.",
-    show_default="the installed one; of both, dfrotz, unless only fernz prints all of the story's text",
+_INTERPRETER = opt.value(
+    "dfrotz|fernz",
+    "The program that runs a story file.",
+    "the installed one; of both, dfrotz, unless only fernz prints all of the story's text",
 )
 _GAME_SERVERS = opt.mcp_config(
     "with `enabled = true` under tool.grue.mcp in pyproject.toml: the config_file there, or mcp_config.json; "
     "with `enabled = false`: no server; otherwise a server that comes with grue",
     f"{opt.FILE_OF_SERVERS} Only the first server is used.",
 )
-_TURNS = typer.Option(
-    None,
-    min=1,
-    metavar="N",
-    help="End the episode after this many turns. A turn is one move. With --resume, the turns "
+_TURNS = opt.value(
+    "N",
+    "End the episode after this many turns. A turn is one move. With --resume, the turns "
     "already played count too.",
-    show_default="60; with --resume, as in the last run",
+    "60; with --resume, as in the last run",
+    min=1,
 )
 _PACE = typer.Option(
     0.0,
@@ -139,7 +136,7 @@ def play(
     model: str | None = opt.MODEL,
     base_url: str | None = opt.BASE_URL,
     mcp_config: Path | None = _GAME_SERVERS,
-    no_mcp: bool = typer.Option(False, "--no-mcp", help="Play without tools."),
+    no_mcp: bool = opt.flag("--no-mcp", "Play without tools."),
     turns: int | None = _TURNS,
     seed: int = typer.Option(0, metavar="N", help="Random seed of the game."),
     run_dir: Path | None = opt.run_folder("the trace, the logs and the result are written."),
@@ -224,16 +221,15 @@ def init(
         help="The project's folder. If it does not exist, it is made.",
         show_default="the working directory",
     ),
-    sources: list[Path] | None = typer.Option(
-        None,
-        "--from",
-        metavar="FILE",
-        help="Copy the MCP servers from this configuration file of Claude, Cursor or another program "
+    sources: list[Path] | None = opt.value(
+        "FILE",
+        "Copy the MCP servers from this configuration file of Claude, Cursor or another program "
         "into mcp_config.json, with variables in place of what may be an API key; repeatable. If "
         "mcp_config.json exists already, the entries to add to it are printed instead.",
-        show_default="grue looks for the files of these programs. At a terminal it asks for each file "
+        "grue looks for the files of these programs. At a terminal it asks for each file "
         "with servers whether to copy them; in a pipe it copies none, and prints a `grue init --from` "
         "command for each such file",
+        names=["--from"],
     ),
 ) -> None:
     """Write a small agent program, its test and mcp_config.json. No existing file is changed.
@@ -250,10 +246,9 @@ def init(
     start_project(folder, sources or ())
 
 
-_SOURCE = typer.Argument(
-    ...,
-    metavar="SOURCE",
-    help="What to add:\n\n"
+_SOURCE = opt.argument(
+    "SOURCE",
+    "What to add:\n\n"
     "server.py: a program of yours, in Python or JavaScript.\n\n"
     "npm:PACKAGE, pypi:PACKAGE, oci:IMAGE: a package, run with npx, uvx or docker.\n\n"
     "notes.mcpb: an MCP bundle, in a file.\n\n"
@@ -264,22 +259,20 @@ _SOURCE = typer.Argument(
     "To choose a version, write npm:PACKAGE@VERSION, pypi:PACKAGE==VERSION, oci:IMAGE:TAG or "
     "NAMESPACE/NAME@VERSION.",
 )
-_ARGUMENTS = typer.Argument(
-    None,
-    metavar="ARGUMENTS",
-    help="Arguments for the server's program, after --, such as -- ./docs. Only for programs of "
+_ARGUMENTS = opt.argument(
+    "ARGUMENTS",
+    "Arguments for the server's program, after --, such as -- ./docs. Only for programs of "
     "yours and npm:, pypi: and oci:.",
-    show_default="none; for npm:, pypi: and oci: you are asked at a terminal",
+    "none; for npm:, pypi: and oci: you are asked at a terminal",
 )
-_USE = typer.Option(
-    None,
-    "--use",
-    metavar="KIND",
-    help="How to run the server, if SOURCE offers several ways:\n\n"
+_USE = opt.value(
+    "KIND",
+    "How to run the server, if SOURCE offers several ways:\n\n"
     "npm, pypi, oci: as a package.\n\n"
     "mcpb: as a bundle, which is downloaded.\n\n"
     "remote: connect to its URL.",
-    show_default="the first package or bundle that SOURCE names; if it names none, its URL",
+    "the first package or bundle that SOURCE names; if it names none, its URL",
+    names=["--use"],
 )
 
 
@@ -287,36 +280,30 @@ _USE = typer.Option(
 def add(
     source: str = _SOURCE,
     arguments: list[str] | None = _ARGUMENTS,
-    name: str | None = typer.Option(
-        None, metavar="NAME", help="The server's name in mcp_config.json.", show_default="made from SOURCE"
-    ),
-    values: list[str] | None = typer.Option(
-        None,
-        "--set",
-        metavar="NAME=VALUE",
-        help="A value that the server needs, such as folder=./docs; repeatable. The NAMEs are in the "
+    name: str | None = opt.value("NAME", "The server's name in mcp_config.json.", "made from SOURCE"),
+    values: list[str] | None = opt.value(
+        "NAME=VALUE",
+        "A value that the server needs, such as folder=./docs; repeatable. The NAMEs are in the "
         "server's description (in the registry, server.json or the bundle). The command fails if a "
         "required value is missing, and prints its NAME.",
-        show_default="at a terminal you are asked for each value; with --yes, the description's default "
-        "values are used",
+        "at a terminal you are asked for each value; with --yes, the description's default values are used",
+        names=["--set"],
     ),
     kind: Literal["npm", "pypi", "oci", "mcpb", "remote"] | None = _USE,
-    sha256: str | None = typer.Option(
-        None,
-        metavar="HEX",
-        help="The SHA-256 digest that the bundle must have; refused for any other SOURCE.",
-        show_default="the one in server.json or the registry; for a .mcpb file on this machine, none",
+    sha256: str | None = opt.value(
+        "HEX",
+        "The SHA-256 digest that the bundle must have; refused for any other SOURCE.",
+        "the one in server.json or the registry; for a .mcpb file on this machine, none",
     ),
-    registry: str | None = typer.Option(
-        None,
-        metavar="URL",
-        help="The MCP registry in which to look up NAMESPACE/NAME. Required for such a SOURCE, if "
+    registry: str | None = opt.value(
+        "URL",
+        "The MCP registry in which to look up NAMESPACE/NAME. Required for such a SOURCE, if "
         "pyproject.toml names none.",
-        show_default="registry under tool.grue.mcp in pyproject.toml",
+        "registry under tool.grue.mcp in pyproject.toml",
     ),
     mcp_config: Path | None = opt.MCP_CONFIG_FILE,
-    yes: bool = typer.Option(
-        False, "--yes", "-y", help="Do not ask: start the server and approve its tools. Needed in a pipe."
+    yes: bool = opt.flag(
+        "--yes", "Do not ask: start the server and approve its tools. Needed in a pipe.", "-y"
     ),
 ) -> bool:
     """Add an MCP server to mcp_config.json.
@@ -362,7 +349,7 @@ def add(
 
 @app.command()
 def remove(
-    server: str = typer.Argument(..., metavar="SERVER", help="The server's name in mcp_config.json."),
+    server: str = opt.argument("SERVER", "The server's name in mcp_config.json."),
     mcp_config: Path | None = opt.MCP_CONFIG_FILE,
 ) -> None:
     """Remove an MCP server from mcp_config.json.
@@ -390,25 +377,22 @@ def chat(
         f"{opt.CONFIGURED}. With enabled = false under tool.grue.mcp, the chat has no server. "
         "If the file does not exist and enabled is not set, the chat has one that comes with grue"
     ),
-    no_mcp: bool = typer.Option(False, "--no-mcp", help="Chat without tools."),
-    system: str | None = typer.Option(
-        None, metavar="TEXT", help="The system prompt.", show_default="a short one, which asks for brevity"
-    ),
-    ask: bool = typer.Option(
-        False, "--ask", help="Ask you before each tool call whether to make it. In a pipe, no call is made."
+    no_mcp: bool = opt.flag("--no-mcp", "Chat without tools."),
+    system: str | None = opt.value("TEXT", "The system prompt.", "a short one, which asks for brevity"),
+    ask: bool = opt.flag(
+        "--ask", "Ask you before each tool call whether to make it. In a pipe, no call is made."
     ),
     run_dir: Path | None = opt.run_folder("the trace, the logs and the conversation are written."),
     turn_timeout: float | None = opt.turn_timeout("A turn that takes longer fails, and the chat goes on."),
     resume: Path | None = opt.resume(
         "chat", "--turn-timeout and --quiet", ", but a model chosen by /model is kept"
     ),
-    quiet: bool = typer.Option(
-        False, "--quiet", "-q", help="In a pipe, print only answers, errors, and the output of commands."
+    quiet: bool = opt.flag(
+        "--quiet", "In a pipe, print only answers, errors, and the output of commands.", "-q"
     ),
-    learn: str | None = typer.Option(
-        None,
-        metavar="SERVER",
-        help="Run this server without a sandbox, and watch what it reads, writes and connects to. At the "
+    learn: str | None = opt.value(
+        "SERVER",
+        "Run this server without a sandbox, and watch what it reads, writes and connects to. At the "
         'end, print the setting "sandbox" that would have allowed this, for mcp_config.json. Needs Linux '
         "5.9 or later.",
     ),
@@ -444,16 +428,12 @@ def chat(
     return run_chat(options)
 
 
-_AGENT = typer.Argument(
-    None,
-    metavar="AGENT.yaml",
-    help="The file that describes the agent. A single argument that does not end in .yaml or .yml is "
-    "the TASK.",
-    show_default="agent.yaml",
+_AGENT = opt.argument(
+    "AGENT.yaml",
+    "The file that describes the agent. A single argument that does not end in .yaml or .yml is the TASK.",
+    "agent.yaml",
 )
-_TASK = typer.Argument(
-    None, metavar="TASK", help='What to do, such as "Sort the invoices."', show_default="task in AGENT.yaml"
-)
+_TASK = opt.argument("TASK", 'What to do, such as "Sort the invoices."', "task in AGENT.yaml")
 
 
 @app.command()
@@ -469,11 +449,10 @@ def run(
     stream: bool = opt.STREAM,
     langfuse: bool = opt.LANGFUSE,
     otel: bool = opt.OTEL,
-    quiet: bool = typer.Option(
-        False,
+    quiet: bool = opt.flag(
         "--quiet",
+        "Print only the answer. How the run ended, and where the trace is, go to standard error.",
         "-q",
-        help="Print only the answer. How the run ended, and where the trace is, go to standard error.",
     ),
     as_json: bool = opt.JSON_LINES,
 ) -> None:
@@ -512,31 +491,28 @@ def run(
         raise typer.Exit(status)
 
 
-_AT = typer.Option(
-    None,
-    metavar="N",
-    help="Number of the first message that is not taken from the trace; `grue trace show` prints "
+_AT = opt.value(
+    "N",
+    "Number of the first message that is not taken from the trace; `grue trace show` prints "
     "the numbers. A fork can begin at a request to the model (RequestCompletion), at the tool calls of "
     "a reply (CallTools), or before your program checks an answer (CheckAnswer). If message N is "
     "none of these, the fork begins at the nearest of them before N.",
-    show_default="the first message of the turn; with --tool-result: the CallTools message of the "
+    "the first message of the turn; with --tool-result: the CallTools message of the "
     "first call whose result is replaced",
 )
-_TOOL_RESULT = typer.Option(
-    None,
-    metavar="CALL=FILE",
-    help="Use the content of FILE as the result of the recorded call with the id CALL; repeatable. A "
+_TOOL_RESULT = opt.value(
+    "CALL=FILE",
+    "Use the content of FILE as the result of the recorded call with the id CALL; repeatable. A "
     "file whose name ends in .json may hold any JSON value. Any other file is a text. `grue trace show "
     "--whole` prints the ids.",
 )
-_OTHER_TOOLS = typer.Option(
-    None,
-    metavar="FILE",
-    help="For each server of the turn that this file names, offer the model the tools in the file. Other "
+_OTHER_TOOLS = opt.value(
+    "FILE",
+    "For each server of the turn that this file names, offer the model the tools in the file. Other "
     "servers keep the recorded ones. The file is an mcp_tools.listing.json, which `grue tools --lock` writes "
     "beside mcp_tools.lock, or an edited copy of it. `--tools lock` takes the "
     "mcp_tools.listing.json beside the mcp_config.json of this folder.",
-    show_default="the recorded ones",
+    "the recorded ones",
 )
 
 
@@ -592,16 +568,15 @@ def fork(
 
 @app.command()
 def runs(
-    folder: Path | None = typer.Argument(
-        None,
-        metavar="FOLDER",
-        help="A folder that holds run folders or trace files.",
-        show_default="runs and the working directory; with --html or --open only runs",
+    folder: Path | None = opt.argument(
+        "FOLDER",
+        "A folder that holds run folders or trace files.",
+        "runs and the working directory; with --html or --open only runs",
     ),
-    html: bool = typer.Option(
-        False, "--html", help="Instead, write index.html into FOLDER, and an HTML page beside each trace."
+    html: bool = opt.flag(
+        "--html", "Instead, write index.html into FOLDER, and an HTML page beside each trace."
     ),
-    open_browser: bool = typer.Option(False, "--open", help="Like --html, and open index.html in a browser."),
+    open_browser: bool = opt.flag("--open", "Like --html, and open index.html in a browser."),
 ) -> None:
     """List the recorded episodes in a folder, newest first.
 
@@ -622,15 +597,12 @@ def runs(
 
 @app.command()
 def tools(
-    server: str | None = typer.Argument(
-        None, metavar="SERVER", help="Name of a server: list only its tools.", show_default="all servers"
-    ),
+    server: str | None = opt.argument("SERVER", "Name of a server: list only its tools.", "all servers"),
     mcp_config: Path | None = opt.MCP_CONFIG,
     as_json: bool = opt.JSON,
-    lock: bool = typer.Option(
-        False,
+    lock: bool = opt.flag(
         "--lock",
-        help="Approve the listed tools: write their digests into mcp_tools.lock and their definitions "
+        "Approve the listed tools: write their digests into mcp_tools.lock and their definitions "
         "into mcp_tools.listing.json, beside mcp_config.json or the FILE of --mcp-config. Servers that "
         "this file no longer has, or disables, are removed from both. If a tool changes later, grue reports "
         "it.",
@@ -652,10 +624,8 @@ def skills(
     agent: Path = typer.Argument(
         Path("agent.yaml"), metavar="AGENT.yaml", help="The file that describes the agent, as for `grue run`."
     ),
-    approve: bool = typer.Option(
-        False,
-        "--approve",
-        help="Approve the listed skills: write their digests into mcp_skills.lock, beside AGENT.yaml.",
+    approve: bool = opt.flag(
+        "--approve", "Approve the listed skills: write their digests into mcp_skills.lock, beside AGENT.yaml."
     ),
 ) -> bool:
     """List the skills that the MCP servers in AGENT.yaml offer, and whether you have approved them.
@@ -673,31 +643,26 @@ def skills(
 
 @app.command()
 def call(
-    name: str = typer.Argument(
-        ..., metavar="SERVER.TOOL", help="The tool, such as files.read_file; `grue tools` lists the names."
+    name: str = opt.argument(
+        "SERVER.TOOL", "The tool, such as files.read_file; `grue tools` lists the names."
     ),
-    arguments: str | None = typer.Argument(
-        None,
-        metavar="JSON",
-        help='The tool\'s arguments as a JSON object, such as \'{"path": "notes.txt"}\'.',
-        show_default="none",
+    arguments: str | None = opt.argument(
+        "JSON", 'The tool\'s arguments as a JSON object, such as \'{"path": "notes.txt"}\'.', "none"
     ),
-    arg: list[str] | None = typer.Option(
-        None,
-        metavar="NAME=VALUE",
-        help="An argument of the tool, such as path=notes.txt; repeatable. If the tool expects another "
+    arg: list[str] | None = opt.value(
+        "NAME=VALUE",
+        "An argument of the tool, such as path=notes.txt; repeatable. If the tool expects another "
         'type than a string, write VALUE as JSON, such as limit=10 or \'tags=\\["a", "b"]\'. If the '
         "argument JSON has NAME too, the VALUE given here is used.",
     ),
     mcp_config: Path | None = opt.MCP_CONFIG,
-    timeout: float | None = typer.Option(
-        None,
+    timeout: float | None = opt.value(
+        "SECONDS",
+        "Time limit of the call, without the server's start. A smaller one in the server's entry in "
+        "mcp_config.json counts instead.",
+        "tool_call_timeout_seconds under tool.grue.mcp in pyproject.toml, else 30",
         min=0.1,
         callback=opt.finite,
-        metavar="SECONDS",
-        help="Time limit of the call, without the server's start. A smaller one in the server's entry in "
-        "mcp_config.json counts instead.",
-        show_default="tool_call_timeout_seconds under tool.grue.mcp in pyproject.toml, else 30",
     ),
     as_json: bool = opt.JSON,
 ) -> bool:
@@ -712,11 +677,10 @@ def call(
 def login(
     server: str = _SERVER_BY_URL,
     mcp_config: Path | None = opt.MCP_CONFIG_FILE,
-    scope: str | None = typer.Option(
-        None,
-        metavar="SCOPES",
-        help='OAuth scopes to request besides those that the server asks for, such as "read write".',
-        show_default="scope under auth in the server's entry in mcp_config.json, else none",
+    scope: str | None = opt.value(
+        "SCOPES",
+        'OAuth scopes to request besides those that the server asks for, such as "read write".',
+        "scope under auth in the server's entry in mcp_config.json, else none",
     ),
     browser: bool = typer.Option(True, help="Open the address in a browser, or only print it."),
 ) -> None:
@@ -746,8 +710,8 @@ def doctor(
     mcp_config: Path | None = opt.MCP_CONFIG,
     model: str | None = opt.DOCTOR_MODEL,
     base_url: str | None = opt.DOCTOR_URL,
-    no_network: bool = typer.Option(
-        False, "--no-network", help="Do not contact the LLM endpoint, nor MCP servers that have a URL."
+    no_network: bool = opt.flag(
+        "--no-network", "Do not contact the LLM endpoint, nor MCP servers that have a URL."
     ),
 ) -> bool:
     """Check the installation, the MCP servers and the model. Print what is wrong and how to fix it.
@@ -770,35 +734,31 @@ def doctor(
 
 @app.command(name="mock-server")
 def mock_server(
-    target: str | None = typer.Argument(
-        None,
-        metavar="MODULE:NAME",
-        help="A grue.testing.mock_server.MockServer in your code, such as my_servers:shop or shop.py:server.",
-        show_default="a server that comes with grue and has every feature",
+    target: str | None = opt.argument(
+        "MODULE:NAME",
+        "A grue.testing.mock_server.MockServer in your code, such as my_servers:shop or shop.py:server.",
+        "a server that comes with grue and has every feature",
     ),
-    stdio: bool = typer.Option(False, "--stdio", help="Serve one client over standard input and output."),
-    http: int | None = typer.Option(
-        None,
+    stdio: bool = opt.flag("--stdio", "Serve one client over standard input and output."),
+    http: int | None = opt.value(
+        "PORT",
+        "Serve over HTTP on this port of 127.0.0.1 and print the URL; 0: a free port.",
         min=0,
         max=65535,
-        metavar="PORT",
-        help="Serve over HTTP on this port of 127.0.0.1 and print the URL; 0: a free port.",
     ),
-    sse: bool = typer.Option(
-        False, "--sse", help="With --http: use the older transport, HTTP+SSE, in place of Streamable HTTP."
+    sse: bool = opt.flag(
+        "--sse", "With --http: use the older transport, HTTP+SSE, in place of Streamable HTTP."
     ),
-    without: list[str] | None = typer.Option(
-        None,
-        metavar="FEATURE",
-        help="Leave out a feature: tools, resources, templates, subscriptions, prompts, completions or "
+    without: list[str] | None = opt.value(
+        "FEATURE",
+        "Leave out a feature: tools, resources, templates, subscriptions, prompts, completions or "
         "logging; repeatable.",
     ),
-    page_size: int | None = typer.Option(
-        None,
+    page_size: int | None = opt.value(
+        "N",
+        "The largest number of items in one answer to tools/list and similar requests.",
+        "no limit",
         min=1,
-        metavar="N",
-        help="The largest number of items in one answer to tools/list and similar requests.",
-        show_default="no limit",
     ),
     era: Literal["initialize", "stateless", "both"] = typer.Option(
         "both",

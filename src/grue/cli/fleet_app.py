@@ -31,27 +31,22 @@ The latest sweep is the one that was run last in the folder.
 
 fleet_app = typer.Typer(cls=Commands, help=_ABOUT, no_args_is_help=True)
 
-_DIRECTORY = typer.Argument(
-    ..., metavar="DIR", help="The fleet's folder, such as runs/NAME, which `grue fleet run NAME.toml` makes."
+_DIRECTORY = opt.argument(
+    "DIR", "The fleet's folder, such as runs/NAME, which `grue fleet run NAME.toml` makes."
 )
-_SWEEP = typer.Argument(
-    ...,
-    metavar="SWEEP.toml",
-    help="The sweep: a file that names a function, the cases to call it with and the settings to "
+_SWEEP = opt.argument(
+    "SWEEP.toml",
+    "The sweep: a file that names a function, the cases to call it with and the settings to "
     "compare. `grue fleet --help` shows one.",
 )
 
 
 def _place(what: str, default: str) -> Any:
-    return typer.Option(
-        None, "--dir", metavar="DIR", help=f"The fleet's folder, for the {what}.", show_default=default
-    )
+    return opt.value("DIR", f"The fleet's folder, for the {what}.", default, names=["--dir"])
 
 
 def _workers(what: str, default: str) -> Any:
-    return typer.Option(
-        None, min=1, metavar="N", help=f"How many {what} run at the same time.", show_default=default
-    )
+    return opt.value("N", f"How many {what} run at the same time.", default, min=1)
 
 
 _PLACE = _place("episodes", "runs/SWEEP for SWEEP.toml")
@@ -59,18 +54,16 @@ _WORKERS = _workers("episodes", "workers in SWEEP.toml, else one per core")
 _ENGINE = typer.Option(
     "local", metavar="local|ray", help="Where episodes run: on this machine, or in a Ray cluster."
 )
-_RAY = typer.Option(
-    None,
-    metavar="auto|ADDRESS",
-    help="With --engine ray: the address of the cluster; auto: the cluster that runs on this machine.",
-    show_default="like auto; if no cluster runs, start one on this machine",
+_RAY = opt.value(
+    "auto|ADDRESS",
+    "With --engine ray: the address of the cluster; auto: the cluster that runs on this machine.",
+    "like auto; if no cluster runs, start one on this machine",
 )
 
 
-_BATCH = typer.Option(
-    False,
+_BATCH = opt.flag(
     "--batch",
-    help="Send the requests through the batch API of OpenAI or Anthropic, at half the price. Answers "
+    "Send the requests through the batch API of OpenAI or Anthropic, at half the price. Answers "
     "may take a day; the command waits for them. Whenever answers have arrived, it calls the function "
     "anew. So the function must make the same requests each time.",
 )
@@ -80,10 +73,9 @@ _BATCH = typer.Option(
 def run(
     sweep: Path = _SWEEP,
     directory: Path | None = _PLACE,
-    plan: bool = typer.Option(
-        False,
+    plan: bool = opt.flag(
         "--plan",
-        help="Run nothing. Print how many episodes are not done yet and the disk space they need. If ten "
+        "Run nothing. Print how many episodes are not done yet and the disk space they need. If ten "
         "or more are done, also print what the others would cost.",
     ),
     workers: int | None = _WORKERS,
@@ -177,10 +169,9 @@ _WHERE = typer.Option(
 
 @fleet_app.command()
 def fork(
-    folder: Path = typer.Argument(
-        ...,
-        metavar="TRACES",
-        help="A folder, such as runs or a run folder, or a trace.jsonl. The turns of all traces in the "
+    folder: Path = opt.argument(
+        "TRACES",
+        "A folder, such as runs or a run folder, or a trace.jsonl. The turns of all traces in the "
         "folder and its subfolders are forked, except turns that are forks.",
     ),
     where: str = _WHERE,
@@ -197,13 +188,12 @@ def fork(
         "pyproject.toml.",
     ),
     repetitions: int = typer.Option(5, min=1, metavar="N", help="How many times to fork each turn."),
-    max_requests: int | None = typer.Option(
-        None,
-        min=1,
-        metavar="N",
-        help="At most N requests to the model, in all forks together. When N is reached, the remaining "
+    max_requests: int | None = opt.value(
+        "N",
+        "At most N requests to the model, in all forks together. When N is reached, the remaining "
         "forks are not run; to run them, give the same command with a larger N.",
-        show_default="no limit",
+        "no limit",
+        min=1,
     ),
     directory: Path | None = _place(
         "forks", "runs/NAME-forks; NAME is the name of the folder TRACES, or of the trace.jsonl's folder"
@@ -259,12 +249,10 @@ def status(directory: Path = _DIRECTORY, as_json: bool = opt.JSON) -> None:
 
 
 def _by(what: str, most: str) -> Any:
-    return typer.Option(
-        None,
-        metavar="SETTING,...",
-        help=f"{what} for each combination of values of these settings or keys of a case, such as "
-        "model,question.",
-        show_default="all settings and keys that differ between episodes, except seed; fewer of them if they "
+    return opt.value(
+        "SETTING,...",
+        f"{what} for each combination of values of these settings or keys of a case, such as model,question.",
+        "all settings and keys that differ between episodes, except seed; fewer of them if they "
         f"would make more than {most}",
     )
 
@@ -273,7 +261,7 @@ def _by(what: str, most: str) -> Any:
 def table(
     directory: Path = _DIRECTORY,
     by: str | None = _by("Print a row", "24 rows, unless with --json"),
-    every: bool = typer.Option(False, "--all", help="Also count episodes that are not in the latest sweep."),
+    every: bool = opt.flag("--all", "Also count episodes that are not in the latest sweep."),
     as_json: bool = opt.JSON,
 ) -> None:
     """Print a table of mean scores and standard errors, by settings and keys of cases (see --by).
@@ -290,29 +278,26 @@ def table(
 
 
 def _pass(otherwise: str) -> Any:
-    return typer.Option(
-        None,
-        "--pass",
+    return opt.value(
+        "SCORE",
+        "An episode passes if it has this score or a better one.",
+        f"1, with --lower-is-better 0. If any score is below 0 or above 1: {otherwise}",
+        names=["--pass"],
         callback=opt.finite,
-        metavar="SCORE",
-        help="An episode passes if it has this score or a better one.",
-        show_default=f"1, with --lower-is-better 0. If any score is below 0 or above 1: {otherwise}",
     )
 
 
 _PASS = _pass("all scores pass")
-_FAILED_AS = typer.Option(
-    None,
+_FAILED_AS = opt.value(
+    "SCORE",
+    "The score to use for an episode in which the sweep's function has failed.",
+    "0; with --lower-is-better, you have to give one if an episode has failed",
     callback=opt.finite,
-    metavar="SCORE",
-    help="The score to use for an episode in which the sweep's function has failed.",
-    show_default="0; with --lower-is-better, you have to give one if an episode has failed",
 )
-_LOWER_IS_BETTER = typer.Option(False, "--lower-is-better", help="Smaller scores are better.")
-_CELL = typer.Argument(
-    ...,
-    metavar="A",
-    help="A fleet's folder, for the episodes of its latest sweep; or FOLDER:SETTING=VALUE,... for those "
+_LOWER_IS_BETTER = opt.flag("--lower-is-better", "Smaller scores are better.")
+_CELL = opt.argument(
+    "A",
+    "A fleet's folder, for the episodes of its latest sweep; or FOLDER:SETTING=VALUE,... for those "
     "with these settings, such as runs/sums:model=small. If the latest sweep has no such episodes, "
     "those of earlier sweeps count.",
 )
@@ -321,40 +306,33 @@ _CELL = typer.Argument(
 @fleet_app.command()
 def compare(
     a: str = _CELL,
-    b: str = typer.Argument(
-        ...,
-        metavar="B",
-        help="In the same form as A. Without a folder, such as :model=large, the folder of A is used.",
+    b: str = opt.argument(
+        "B", "In the same form as A. Without a folder, such as :model=large, the folder of A is used."
     ),
-    score: str | None = typer.Option(
-        None,
-        metavar="NAME",
-        help="Name of the score to compare.",
-        show_default="score, if the episodes have a score of this name; else their only score",
+    score: str | None = opt.value(
+        "NAME",
+        "Name of the score to compare.",
+        "score, if the episodes have a score of this name; else their only score",
     ),
-    fail_if_worse: float | None = typer.Option(
-        None,
-        callback=opt.finite,
-        metavar="LOSS",
-        help="For CI jobs: let the exit status say whether B's mean score is worse than A's by LOSS, "
+    fail_if_worse: float | None = opt.value(
+        "LOSS",
+        "For CI jobs: let the exit status say whether B's mean score is worse than A's by LOSS, "
         "such as 0.05, or more. Needs numpy and scipy. The exit status is:\n\n"
         "0: no, the interval rules out such a loss.\n\n"
         "1: yes, and the interval does not contain 0.\n\n"
         "2: not certain; or there is no interval, or an error occurred.",
+        callback=opt.finite,
     ),
     passing: float | None = _pass("the chances to pass are not compared"),
     failed_as: float | None = _FAILED_AS,
-    cluster: str | None = typer.Option(
-        None,
-        metavar="SETTING,...",
-        help="Treat cases with the same values of these settings as dependent on each other, such as "
+    cluster: str | None = opt.value(
+        "SETTING,...",
+        "Treat cases with the same values of these settings as dependent on each other, such as "
         "questions about one document: --cluster document. The interval then needs 15 such groups.",
-        show_default="all cases are independent",
+        "all cases are independent",
     ),
     lower_is_better: bool = _LOWER_IS_BETTER,
-    every: bool = typer.Option(
-        False, "--all", help="List all cases whose scores differ, not only those that differ most."
-    ),
+    every: bool = opt.flag("--all", "List all cases whose scores differ, not only those that differ most."),
     as_json: bool = opt.JSON,
 ) -> None:
     """Compare two sets of episodes: is B better than A, is it worse, or is it too close to tell?
@@ -402,10 +380,9 @@ def compare(
 @fleet_app.command()
 def score(
     directory: Path = _DIRECTORY,
-    scorers: str = typer.Argument(
-        ...,
-        metavar="SCORER",
-        help="MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
+    scorers: str = opt.argument(
+        "SCORER",
+        "MODULE:FUNCTION: a function of yours. It gets a grue.fleet.FinishedEpisode, and "
         "returns a number: the score, which is called FUNCTION.\n\n"
         "FILE.toml: a file with a table scorer.NAME for each score to compute. The table has one "
         "of the keys regex, schema, judge and function. The first three score the answer of the "
@@ -419,7 +396,7 @@ def score(
         "them, the model of `grue chat` is asked.\n\n"
         "function: a MODULE:FUNCTION.",
     ),
-    again: bool = typer.Option(False, "--again", help="Also score episodes that have these scores already."),
+    again: bool = opt.flag("--again", "Also score episodes that have these scores already."),
 ) -> bool:
     """Give all finished episodes of a fleet further scores, computed from their traces.
 
@@ -444,7 +421,7 @@ def failures(
     score: str = _SCORE,
     passing: float | None = _PASS,
     lower_is_better: bool = _LOWER_IS_BETTER,
-    every: bool = typer.Option(False, "--all", help="List all episodes of each group, not only three."),
+    every: bool = opt.flag("--all", "List all episodes of each group, not only three."),
     as_json: bool = opt.JSON,
 ) -> None:
     """Group the failed episodes by what went wrong, and print commands that show them.
@@ -510,13 +487,11 @@ def export(
         "samples: JSON Lines for training, one line per reply of the model.\n\n"
         "atif: one trajectory per episode, in Harbor's format ATIF.",
     ),
-    out: Path | None = typer.Option(
-        None,
-        "--out",
-        "-o",
-        metavar="FOLDER",
-        help="The folder to write into. Files with the same names are replaced.",
-        show_default="DIR/export",
+    out: Path | None = opt.value(
+        "FOLDER",
+        "The folder to write into. Files with the same names are replaced.",
+        "DIR/export",
+        names=["--out", "-o"],
     ),
     score: str = typer.Option(
         "score", metavar="NAME", help="Name of the score that becomes the reward in samples and atif."
@@ -532,10 +507,9 @@ def export(
 @fleet_app.command()
 def show(
     directory: Path = _DIRECTORY,
-    episode: str = typer.Argument(
-        ...,
-        metavar="ID",
-        help="The id of an episode, or its first characters; `grue fleet table` and `grue fleet "
+    episode: str = opt.argument(
+        "ID",
+        "The id of an episode, or its first characters; `grue fleet table` and `grue fleet "
         "compare` print ids.",
     ),
 ) -> None:

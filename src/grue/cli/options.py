@@ -1,5 +1,6 @@
 """Options and arguments that several commands have."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import typer
@@ -16,9 +17,28 @@ _LLM = "under tool.grue.llm in pyproject.toml, else"
 DEFAULT_MODEL, DEFAULT_URL = "anthropic/claude-haiku-5.5", "https://openrouter.ai/api/v1"
 
 
+def flag(name: str, text: str, *short: str) -> Any:
+    """Return an option without a value, such as `--open`: `False` if it is not given."""
+    return typer.Option(False, name, *short, help=text)
+
+
+def value(
+    metavar: str, text: str, default: str | bool = True, names: Sequence[str] = (), **rules: Any
+) -> Any:
+    """Return an option with a value; `None`: it is not given. `default`: what holds then, for the help."""
+    return typer.Option(None, *names, metavar=metavar, help=text, show_default=default, **rules)
+
+
+def argument(metavar: str, text: str, default: str | None = None) -> Any:
+    """Return an argument. `default`: what holds if it is absent, for the help; `None`: it is required."""
+    if default is None:
+        return typer.Argument(..., metavar=metavar, help=text)
+    return typer.Argument(None, metavar=metavar, help=text, show_default=default)
+
+
 def mcp_config(default: str, text: str = FILE_OF_SERVERS) -> Any:
     """Return the option `--mcp-config`. `text`: its help."""
-    return typer.Option(None, "--mcp-config", metavar="FILE", help=text, show_default=default)
+    return value("FILE", text, default, names=["--mcp-config"])
 
 
 MCP_CONFIG = mcp_config(OR_BUNDLED)
@@ -34,53 +54,44 @@ def finite(number: float | None) -> float | None:
 
 def turn_timeout(then: str) -> Any:
     """Return the option `--turn-timeout`. `then`: what happens to a turn that takes longer."""
-    return typer.Option(
-        None,
+    return value(
+        "SECONDS",
+        f"Time limit of each turn. {then}",
+        f"turn_timeout_seconds {_LLM} 1800",
         min=0.1,
         callback=finite,
-        metavar="SECONDS",
-        help=f"Time limit of each turn. {then}",
-        show_default=f"turn_timeout_seconds {_LLM} 1800",
     )
 
 
 def run_folder(written: str) -> Any:
     """Return the option `--run-dir`. `written`: the rest of a sentence about the files that are written."""
-    return typer.Option(
-        None,
-        metavar="FOLDER",
-        help=f"Run folder: where {written} It must not have a trace.jsonl yet.",
-        show_default="a new folder in runs",
+    return value(
+        "FOLDER", f"Run folder: where {written} It must not have a trace.jsonl yet.", "a new folder in runs"
     )
 
 
 def resume(what: str, also: str, but: str = "") -> Any:
     """Return the option `--resume`. `also`: options that may be given. `but`: which are not as started."""
-    return typer.Option(
-        None,
-        metavar="RUN",
-        help=f"Go on with the {what} in this run folder. The options above --resume are those that it was "
+    return value(
+        "RUN",
+        f"Go on with the {what} in this run folder. The options above --resume are those that it was "
         f"started with{but}. The options below it are not kept. You can give only {also}.",
     )
 
 
 def out(default: str, condition: str = "") -> Any:
     """Return the option `--out`. `condition`: what the help adds, such as `; it must not exist yet`."""
-    return typer.Option(
-        None, "--out", "-o", metavar="FILE", help=f"The file to write{condition}.", show_default=default
-    )
+    return value("FILE", f"The file to write{condition}.", default, names=["--out", "-o"])
 
 
-LANGFUSE = typer.Option(
-    False,
+LANGFUSE = flag(
     "--langfuse",
-    help="Also send the trace to Langfuse. If LANGFUSE_PUBLIC_KEY or LANGFUSE_SECRET_KEY is not set in the "
+    "Also send the trace to Langfuse. If LANGFUSE_PUBLIC_KEY or LANGFUSE_SECRET_KEY is not set in the "
     "environment, nothing is sent. Needs the package langfuse.",
 )
-OTEL = typer.Option(
-    False,
+OTEL = flag(
     "--otel",
-    help="Also send the trace by OpenTelemetry, to the URL in the environment, such as in "
+    "Also send the trace by OpenTelemetry, to the URL in the environment, such as in "
     "OTEL_EXPORTER_OTLP_ENDPOINT; without a URL nothing is sent. Needs OpenTelemetry's SDK and its OTLP "
     "exporter for HTTP; if one is absent, the error says how to install it.",
 )
@@ -88,19 +99,17 @@ OTEL = typer.Option(
 
 def offline(also: str = "") -> Any:
     """Return the option `--offline`. `also`: what the help adds."""
-    return typer.Option(False, "--offline", help=f"Use a script in place of an LLM; needs no API key.{also}")
+    return flag("--offline", f"Use a script in place of an LLM; needs no API key.{also}")
 
 
 def model(default: str) -> Any:
     """Return the option `--model`."""
-    return typer.Option(None, metavar="NAME", help="Name of the model.", show_default=default)
+    return value("NAME", "Name of the model.", default)
 
 
 def base_url(default: str) -> Any:
     """Return the option `--base-url`."""
-    return typer.Option(
-        None, metavar="URL", help="URL of the LLM endpoint; most end in /v1.", show_default=default
-    )
+    return value("URL", "URL of the LLM endpoint; most end in /v1.", default)
 
 
 OFFLINE = offline()
@@ -108,48 +117,41 @@ MODEL = model(f"agent_model {_LLM} {DEFAULT_MODEL}")
 BASE_URL = base_url(f"client_base_url {_LLM} {DEFAULT_URL}")
 DOCTOR_MODEL = model(f"agent_model {_LLM} as said above, else {DEFAULT_MODEL}")
 DOCTOR_URL = base_url(f"client_base_url {_LLM} as said above, else {DEFAULT_URL}")
-STREAM = typer.Option(
-    False, "--stream", help="Request the model's replies as streams, and show their text while it arrives."
-)
-QUIET = typer.Option(
-    False, "--quiet", "-q", help="Print only how it ended, where the trace is, and how to go on."
-)
-JSON_LINES = typer.Option(False, "--json", help="Print JSON instead of text, one object per line.")
-JSON = typer.Option(False, "--json", help="Print JSON instead of text.")
-OPEN_PAGE = typer.Option(False, "--open", help="Open the page in a browser.")
+STREAM = flag("--stream", "Request the model's replies as streams, and show their text while it arrives.")
+QUIET = flag("--quiet", "Print only how it ended, where the trace is, and how to go on.", "-q")
+JSON_LINES = flag("--json", "Print JSON instead of text, one object per line.")
+JSON = flag("--json", "Print JSON instead of text.")
+OPEN_PAGE = flag("--open", "Open the page in a browser.")
 
-TRACE_FILE = typer.Argument(
-    None,
-    metavar="TRACE",
-    help="A trace.jsonl, or the run folder that holds it.",
-    show_default="the latest in runs and the working directory, other than a failed fork",
+TRACE_FILE = argument(
+    "TRACE",
+    "A trace.jsonl, or the run folder that holds it.",
+    "the latest in runs and the working directory, other than a failed fork",
 )
 
 
 def turn_number(taken: str) -> Any:
     """Return the option `--turn`. `taken`: how the help's sentence about the chosen turn ends."""
-    return typer.Option(
-        None,
-        min=1,
-        metavar="N",
-        help="Number of the turn. If several turns have this number (a turn was tried again, say), the last "
+    return value(
+        "N",
+        "Number of the turn. If several turns have this number (a turn was tried again, say), the last "
         f"one is {taken}",
-        show_default="the only turn of the trace; required if it has several",
+        "the only turn of the trace; required if it has several",
+        min=1,
     )
 
 
 def _other(metavar: str, text: str) -> Any:
-    return typer.Option(None, metavar=metavar, help=text, show_default="the recorded one")
+    return value(metavar, text, "the recorded one")
 
 
 OTHER_MODEL = _other("NAME", "Ask this model instead.")
 OTHER_URL = _other("URL", "Use the LLM endpoint at this URL instead.")
 OTHER_SYSTEM = _other("FILE", "Use the system prompt in this file instead.")
-CHANGES = typer.Option(
-    None,
-    "--set",
-    metavar="KEY=VALUE",
-    help="Change a setting of the model, such as llm.temperature=0, or a limit or policy of the turn, "
+CHANGES = value(
+    "KEY=VALUE",
+    "Change a setting of the model, such as llm.temperature=0, or a limit or policy of the turn, "
     "such as max_tool_iterations=5; repeatable. --set llm.x=0 prints the names of all settings of the "
     "model, and --set x=0 those of all limits and policies.",
+    names=["--set"],
 )

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import typer
 
+from grue.cli import options as opt
 from grue.cli import take_interrupts
-from grue.cli.options import FILE_OF_SERVERS, MCP_CONFIG
 from grue.cli.plain_errors import Commands
 
 _ABOUT = """Show what a sandbox permits, try a command in one, or find out what a server needs.
@@ -32,16 +32,13 @@ sandbox_app = typer.Typer(cls=Commands, no_args_is_help=True, help=_ABOUT)
 
 @sandbox_app.command("show")
 def sandbox_show(
-    name: str | None = typer.Argument(
-        None,
-        metavar="NAME",
-        help="A server in mcp_config.json, whose sandbox is shown, or a preset: pure, files or web.",
-        show_default="all servers that grue starts",
+    name: str | None = opt.argument(
+        "NAME",
+        "A server in mcp_config.json, whose sandbox is shown, or a preset: pure, files or web.",
+        "all servers that grue starts",
     ),
-    mcp_config: Path | None = MCP_CONFIG,
-    seatbelt: bool = typer.Option(
-        False, "--seatbelt", help="Instead, print a profile for macOS' sandbox-exec; needs NAME."
-    ),
+    mcp_config: Path | None = opt.MCP_CONFIG,
+    seatbelt: bool = opt.flag("--seatbelt", "Instead, print a profile for macOS' sandbox-exec; needs NAME."),
 ) -> None:
     """Print what a sandbox permits, path by path, and which of its limits this machine cannot enforce."""
     from grue.cli.sandbox import show, show_seatbelt
@@ -55,16 +52,13 @@ def sandbox_show(
 
 @sandbox_app.command("try", context_settings={"ignore_unknown_options": True})
 def sandbox_try(
-    name: str = typer.Argument(
-        ...,
-        metavar="NAME",
-        help="A server in mcp_config.json: the command may do what the server may do. Or pure, files or "
+    name: str = opt.argument(
+        "NAME",
+        "A server in mcp_config.json: the command may do what the server may do. Or pure, files or "
         "web, the presets that `grue sandbox --help` explains.",
     ),
-    command: list[str] = typer.Argument(
-        ..., metavar="COMMAND", help="The command and its arguments, after --."
-    ),
-    mcp_config: Path | None = MCP_CONFIG,
+    command: list[str] = opt.argument("COMMAND", "The command and its arguments, after --."),
+    mcp_config: Path | None = opt.MCP_CONFIG,
 ) -> None:
     """Run a command in a sandbox, at this terminal. The exit status is that of the command.
 
@@ -78,14 +72,13 @@ def sandbox_try(
 
 @sandbox_app.command("learn")
 def sandbox_learn(
-    mcp_config: Path = typer.Argument(..., metavar="FILE", help=FILE_OF_SERVERS),
-    server: str = typer.Argument(..., metavar="SERVER", help="Name of the server to watch."),
-    trace: list[Path] | None = typer.Option(
-        None,
-        metavar="TRACE",
-        help="Repeat the calls to this server that this trace.jsonl records. They are really made: a "
+    mcp_config: Path = opt.argument("FILE", opt.FILE_OF_SERVERS),
+    server: str = opt.argument("SERVER", "Name of the server to watch."),
+    trace: list[Path] | None = opt.value(
+        "TRACE",
+        "Repeat the calls to this server that this trace.jsonl records. They are really made: a "
         "call that has written or deleted something does so again. Repeatable.",
-        show_default="read the calls from standard input",
+        "read the calls from standard input",
     ),
 ) -> bool:
     """Watch a server during tool calls, and propose a sandbox for it.

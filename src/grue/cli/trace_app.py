@@ -9,8 +9,8 @@ from typing import Literal
 
 import typer
 
+from grue.cli import options as opt
 from grue.cli import take_interrupts
-from grue.cli.options import JSON, JSON_LINES, OPEN_PAGE, TRACE_FILE, out, turn_number
 from grue.cli.plain_errors import Commands
 
 _ABOUT = """Show, compare, replay or convert the trace of an episode.
@@ -45,50 +45,46 @@ def chosen_trace(file: Path | None) -> Path:
     return latest
 
 
-_WIDTH = typer.Option(
-    None,
+_WIDTH = opt.value(
+    "N",
+    "Cut the lines of tables after N characters.",
+    "the terminal's width; in a pipe, no line is cut",
     min=20,
-    metavar="N",
-    help="Cut the lines of tables after N characters.",
-    show_default="the terminal's width; in a pipe, no line is cut",
 )
 
 
 @trace_app.command("show")
 def trace_show(
-    file: Path | None = TRACE_FILE,
-    turn: list[str] | None = typer.Option(
-        None, metavar="N|N-M", help="Only messages of turn N, or turns N to M; 0: messages outside of turns."
+    file: Path | None = opt.TRACE_FILE,
+    turn: list[str] | None = opt.value(
+        "N|N-M", "Only messages of turn N, or turns N to M; 0: messages outside of turns."
     ),
-    message: list[str] | None = typer.Option(None, metavar="N|N-M", help="Only message N, or N to M."),
-    actor: list[str] | None = typer.Option(
-        None,
-        metavar="NAME",
-        help="Only messages from or to this part: agent (grue's loop, which decides what to do next), "
+    message: list[str] | None = opt.value("N|N-M", "Only message N, or N to M."),
+    actor: list[str] | None = opt.value(
+        "NAME",
+        "Only messages from or to this part: agent (grue's loop, which decides what to do next), "
         "llm (the model), host (the program that starts the turns and acts on the answers, such as grue "
         "play), or a server's name.",
     ),
-    kind: list[str] | None = typer.Option(
-        None,
-        metavar="NAME",
-        help="Only messages of this kind, such as ToolReturned. A part of the name is enough, such as "
+    kind: list[str] | None = opt.value(
+        "NAME",
+        "Only messages of this kind, such as ToolReturned. A part of the name is enough, such as "
         "toolret, if only one kind has it. `grue trace show` prints the kinds in its column `message`.",
     ),
-    text: list[str] | None = typer.Option(
-        None, metavar="TEXT", help="Only messages with this text; upper and lower case count as equal."
+    text: list[str] | None = opt.value(
+        "TEXT", "Only messages with this text; upper and lower case count as equal."
     ),
-    failures: bool = typer.Option(
-        False, "--failures", help="Only messages that report a failure or a problem, such as a retry."
+    failures: bool = opt.flag(
+        "--failures", "Only messages that report a failure or a problem, such as a retry."
     ),
-    whole: bool = typer.Option(False, "--whole", help="Print all fields of each message, not just one line."),
-    follow: bool = typer.Option(
-        False,
+    whole: bool = opt.flag("--whole", "Print all fields of each message, not just one line."),
+    follow: bool = opt.flag(
         "--follow",
-        "-f",
-        help="After the recorded messages, print new ones as they come, until the end of the episode is "
+        "After the recorded messages, print new ones as they come, until the end of the episode is "
         "recorded (EpisodeEnded), or until Ctrl-C, which ends only this command.",
+        "-f",
     ),
-    as_json: bool = JSON_LINES,
+    as_json: bool = opt.JSON_LINES,
     width: int | None = _WIDTH,
 ) -> bool:
     """Show the messages of an episode, one line each, and a summary.
@@ -114,7 +110,9 @@ def trace_show(
 
 
 @trace_app.command("stats")
-def trace_stats(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int | None = _WIDTH) -> None:
+def trace_stats(
+    file: Path | None = opt.TRACE_FILE, as_json: bool = opt.JSON, width: int | None = _WIDTH
+) -> None:
     """Count an episode's turns, requests, tool calls and tokens, and show what took how long."""
     from grue.cli.trace import stats
 
@@ -123,7 +121,9 @@ def trace_stats(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int
 
 
 @trace_app.command("cache")
-def trace_cache(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int | None = _WIDTH) -> None:
+def trace_cache(
+    file: Path | None = opt.TRACE_FILE, as_json: bool = opt.JSON, width: int | None = _WIDTH
+) -> None:
     """Show how much of each prompt a provider's prompt cache could serve, and why not more.
 
     A provider's prompt cache can serve the beginning of a prompt, as far as it is
@@ -147,14 +147,14 @@ def trace_cache(file: Path | None = TRACE_FILE, as_json: bool = JSON, width: int
     cache(chosen_trace(file), as_json=as_json, width=width)
 
 
-_TURN = typer.Option(None, min=1, metavar="N", help="Only this turn.", show_default="all turns")
+_TURN = opt.value("N", "Only this turn.", "all turns", min=1)
 
 
 @trace_app.command("diagram")
 def trace_diagram(
-    file: Path | None = TRACE_FILE,
+    file: Path | None = opt.TRACE_FILE,
     turn: int | None = _TURN,
-    mermaid: bool = typer.Option(False, "--mermaid", help="Print the diagram as source text for Mermaid."),
+    mermaid: bool = opt.flag("--mermaid", "Print the diagram as source text for Mermaid."),
 ) -> None:
     """Print the messages of an episode as a sequence diagram."""
     from grue.cli.trace_views import diagram
@@ -165,9 +165,9 @@ def trace_diagram(
 
 @trace_app.command("diff")
 def trace_diff(
-    left: Path = typer.Argument(..., metavar="A", help="A trace.jsonl, or the run folder that holds it."),
-    right: Path = typer.Argument(..., metavar="B", help="Another trace.jsonl, or the run folder with it."),
-    every: bool = typer.Option(False, "--all", help="Describe all differences in full, not only the first."),
+    left: Path = opt.argument("A", "A trace.jsonl, or the run folder that holds it."),
+    right: Path = opt.argument("B", "Another trace.jsonl, or the run folder with it."),
+    every: bool = opt.flag("--all", "Describe all differences in full, not only the first."),
 ) -> bool:
     """Show the first difference between two traces.
 
@@ -184,15 +184,13 @@ def trace_diff(
 
 @trace_app.command("html")
 def trace_html(
-    file: Path | None = TRACE_FILE,
-    other: Path | None = typer.Argument(
-        None, metavar="OTHER", help="A second trace, to show beside the first.", show_default="none"
-    ),
-    out: Path | None = out(
+    file: Path | None = opt.TRACE_FILE,
+    other: Path | None = opt.argument("OTHER", "A second trace, to show beside the first.", "none"),
+    out: Path | None = opt.out(
         "trace.html beside the trace.jsonl; with OTHER: comparison.html beside OTHER's trace.jsonl",
         ". An existing file is replaced; without --out, only if grue wrote it",
     ),
-    open_browser: bool = OPEN_PAGE,
+    open_browser: bool = opt.OPEN_PAGE,
 ) -> None:
     """Write an HTML page that shows an episode, or two side by side.
 
@@ -209,11 +207,11 @@ def trace_html(
 
 @trace_app.command("serve")
 def trace_serve(
-    file: Path | None = TRACE_FILE,
+    file: Path | None = opt.TRACE_FILE,
     port: int = typer.Option(
         0, min=0, max=65535, metavar="PORT", help="The port, on 127.0.0.1.", show_default="a free one"
     ),
-    open_browser: bool = OPEN_PAGE,
+    open_browser: bool = opt.OPEN_PAGE,
 ) -> None:
     """Serve a web page that shows an episode, also while the episode runs.
 
@@ -228,10 +226,9 @@ def trace_serve(
 
 @trace_app.command("query")
 def trace_query(
-    sql: str = typer.Argument(
-        ...,
-        metavar="SQL",
-        help='A query, such as "select tool, count(*) from calls group by tool". The tables are '
+    sql: str = opt.argument(
+        "SQL",
+        'A query, such as "select tool, count(*) from calls group by tool". The tables are '
         "episodes, turns, calls and requests. calls has the calls that the model asked for in turns that "
         "have ended; those that were denied or not sent are there too (column settlement), but none of "
         "`grue run`, because it makes its calls between turns. If a turn was parked and resumed, turns has "
@@ -239,14 +236,13 @@ def trace_query(
         'duration_s are filled in only for a fleet: else take them from turns and requests. "describe calls" '
         "lists the columns of calls.",
     ),
-    places: list[Path] | None = typer.Argument(
-        None,
-        metavar="PLACE",
-        help="What to query: a fleet's folder, a run folder, a trace, a folder that has these directly in it "
+    places: list[Path] | None = opt.argument(
+        "PLACE",
+        "What to query: a fleet's folder, a run folder, a trace, a folder that has these directly in it "
         "or in its subfolder runs, or a folder of tables from `grue fleet export`. You can give several.",
-        show_default="runs",
+        "runs",
     ),
-    as_json: bool = JSON_LINES,
+    as_json: bool = opt.JSON_LINES,
 ) -> None:
     """Query recorded episodes in DuckDB's SQL. Needs the package duckdb.
 
@@ -261,39 +257,35 @@ def trace_query(
 
 @trace_app.command("replay")
 def trace_replay(
-    file: Path | None = TRACE_FILE,
+    file: Path | None = opt.TRACE_FILE,
     turn: int | None = _TURN,
-    changes: list[str] | None = typer.Option(
-        None,
-        "--set",
-        metavar="KEY=VALUE",
-        help="Change a limit or policy of the turns, such as after_death=reconnect (if a server dies, "
+    changes: list[str] | None = opt.value(
+        "KEY=VALUE",
+        "Change a limit or policy of the turns, such as after_death=reconnect (if a server dies, "
         "connect to it again); repeatable. To see the keys, give one that does not exist: --set x=0.",
+        names=["--set"],
     ),
-    max_iterations: int | None = typer.Option(
-        None,
-        min=0,
-        metavar="N",
-        help="At most N replies with tool calls in a turn. After these, the model is asked for its final "
+    max_iterations: int | None = opt.value(
+        "N",
+        "At most N replies with tool calls in a turn. After these, the model is asked for its final "
         "answer. The same as --set max_tool_iterations=N.",
-        show_default="as recorded",
+        "as recorded",
+        min=0,
     ),
-    after_timeout: Literal["skip", "continue", "force"] | None = typer.Option(
-        None,
-        metavar="skip|continue|force",
-        help="What to do after a tool call has timed out:\n\n"
+    after_timeout: Literal["skip", "continue", "force"] | None = opt.value(
+        "skip|continue|force",
+        "What to do after a tool call has timed out:\n\n"
         "skip: do not make the other calls of the same reply.\n\n"
         "continue: make them.\n\n"
         "force: do not make them, and ask the model for its final answer.\n\n"
         "The same as --set after_timeout=skip and so on.",
-        show_default="as recorded",
+        "as recorded",
     ),
-    system: Path | None = typer.Option(
-        None,
-        metavar="FILE",
-        help="Use the system prompt in this file instead. No model runs, so in each turn you see only "
+    system: Path | None = opt.value(
+        "FILE",
+        "Use the system prompt in this file instead. No model runs, so in each turn you see only "
         "the first request that the new prompt changes. For new answers, use `grue fork --system`.",
-        show_default="as recorded",
+        "as recorded",
     ),
 ) -> bool:
     """Check whether grue would still make the decisions that the trace records.
@@ -316,25 +308,23 @@ def trace_replay(
 
 @trace_app.command("to-test")
 def trace_to_test(
-    file: Path | None = TRACE_FILE,
-    turn: int | None = turn_number("used."),
-    tools: list[str] | None = typer.Option(
-        None,
-        metavar="SERVER=MODULE:NAME",
-        help="Let the test call your own functions as the tools of SERVER, such as shop=my_agent:TOOLS; "
+    file: Path | None = opt.TRACE_FILE,
+    turn: int | None = opt.turn_number("used."),
+    tools: list[str] | None = opt.value(
+        "SERVER=MODULE:NAME",
+        "Let the test call your own functions as the tools of SERVER, such as shop=my_agent:TOOLS; "
         "repeatable. NAME in MODULE is a grue.FunctionTools(\\[...]), or another value "
         "that grue.Runner(servers=...) accepts for a server.",
-        show_default="functions that return the recorded results",
+        "functions that return the recorded results",
     ),
-    answer: str | None = typer.Option(
-        None,
-        metavar="MODULE:NAME",
-        help="Let the test parse the model's replies with your own code: MODULE:NAME is what your "
+    answer: str | None = opt.value(
+        "MODULE:NAME",
+        "Let the test parse the model's replies with your own code: MODULE:NAME is what your "
         "program gives as TurnRequest(answer=...), such as my_agent:Move for a class Move in "
         "my_agent.py.",
-        show_default="the test does not parse replies, but takes the parsed answers from the trace",
+        "the test does not parse replies, but takes the parsed answers from the trace",
     ),
-    out: Path | None = out(
+    out: Path | None = opt.out(
         "test_EPISODE_turn_N.py in the working directory, with the episode's name", "; it must not exist yet"
     ),
     run: bool = typer.Option(True, "--run/--no-run", help="Run the new test once, or only write it."),
