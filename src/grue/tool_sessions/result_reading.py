@@ -4,7 +4,6 @@ A result may be megabytes of hostile text, and a model writes the arguments. So 
 search's time are bounded, and a pattern has no look-around or back references: it is matched in linear time.
 """
 
-import functools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -61,104 +60,103 @@ def wanted(arguments: m.JsonObject) -> Wanted:
     return asked
 
 
-class WholeResult:
-    """A tool's whole result. Keeps its text, and the first level of its JSON, for the next `read`."""
+def read_part(
+    result: m.ToolCallResult,
+    asked: Wanted,
+    max_chars: int,
+    *,
+    unwraps: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+) -> str:
+    """Return the part of `result` that `asked` names, cut to about `max_chars`; raises `CannotReadError`.
 
-    def __init__(self, result: m.ToolCallResult, *, unwraps: bool = True) -> None:
-        self._result = result
-        self._unwraps = unwraps
-        self._content = result.content
+    `unwraps`: as in `whole_text`.
+    """
+    room = max(1, max_chars - _HEADER)
+    if asked.json_path is not None:
+        return _select(result.content, asked.json_path, asked.skip, room)
+    text = whole_text(result, unwraps=unwraps)
+    if asked.pattern is not None:
+        return _search(text, asked.pattern, asked.skip, room, clock)
+    return _lines(text, asked.first_line or 1, asked.last_line, asked.skip, room)
 
-    @functools.cached_property
-    def text(self) -> str:
-        """The whole result as one text."""
-        return whole_text(self._result, unwraps=self._unwraps)
 
-    def read(self, asked: Wanted, max_chars: int, *, clock: Callable[[], float] = time.monotonic) -> str:
-        """Return the part that `asked` names, cut to about `max_chars`; raises `CannotReadError`."""
-        room = max(1, max_chars - _HEADER)
-        if asked.pattern is not None:
-            return self._search(asked.pattern, asked.skip, room, clock)
-        if asked.json_path is not None:
-            return self._select(asked.json_path, asked.skip, room)
-        return self._lines(asked.first_line or 1, asked.last_line, asked.skip, room)
+def _lines(text: str, first: int, last: int | None, skip: int, room: int) -> str:
+    lines = text.count("\n") + 1
+    if first > lines:
+        raise CannotReadError(f"the result has {lines} lines")
+    last = lines if last is None else min(last, lines)
+    if last < first:
+        raise CannotReadError("last_line is before first_line")
+    start, end = _start_of(text, first), _start_of(text, last + 1)
+    end = len(text) if end < 0 else end - 1
+    begin = min(start + skip, end)
+    shown = text[begin : min(begin + room, end)]
+    head = f"[lines {first} to {last} of {lines}" + (f", without {skip} characters" if skip else "")
+    left = end - begin - len(shown)
+    if not left:
+        return f"{head}]\n{shown}"
+    return (
+        f"{head}; {left} characters of them are left out at the end: go on with the same lines and"
+        f" skip={skip + len(shown)}]\n{shown}"
+    )
 
-    def _lines(self, first: int, last: int | None, skip: int, room: int) -> str:
-        text = self.text
-        lines = text.count("\n") + 1
-        if first > lines:
-            raise CannotReadError(f"the result has {lines} lines")
-        last = lines if last is None else min(last, lines)
-        if last < first:
-            raise CannotReadError("last_line is before first_line")
-        start, end = _start_of(text, first), _start_of(text, last + 1)
-        end = len(text) if end < 0 else end - 1
-        begin = min(start + skip, end)
-        shown = text[begin : min(begin + room, end)]
-        head = f"[lines {first} to {last} of {lines}" + (f", without {skip} characters" if skip else "")
-        left = end - begin - len(shown)
-        if not left:
-            return f"{head}]\n{shown}"
-        return (
-            f"{head}; {left} characters of them are left out at the end: go on with the same lines and"
-            f" skip={skip + len(shown)}]\n{shown}"
-        )
 
-    def _search(self, pattern: str, skip: int, room: int, clock: Callable[[], float]) -> str:
-        test = _test_of(pattern)
-        until = clock() + _SEARCH_S
-        found: list[str] = []
-        seen, size, stopped = 0, 0, ""
-        for line, offset, piece in _pieces(self.text):
-            if clock() > until:
-                stopped = f"the search stopped after {_SEARCH_S:g} s at line {line}: use a simpler pattern"
-                break
-            if not test(piece):
-                continue
-            seen += 1
-            if seen <= skip:
-                continue
-            where = f"{line}:" if not offset else f"{line} (from character {offset + 1}):"
-            shown = f"{where} {_around(piece, test)}"
-            if found and (size + len(shown) > room or len(found) == _MOST_MATCHES):
-                stopped = f"there are more: go on with skip={skip + len(found)}"
-                break
-            found.append(shown[:room])
-            size += len(shown) + 1
-        if not found:
-            return f"[{stopped or 'no line matches' + (' any more' if skip else '')}]"
-        head = f"[{len(found)} matching lines" + (f", after {skip} others" if skip else "")
-        return "\n".join([f"{head}; {stopped or 'there are no more'}]", *found])
+def _search(text: str, pattern: str, skip: int, room: int, clock: Callable[[], float]) -> str:
+    test = _test_of(pattern)
+    until = clock() + _SEARCH_S
+    found: list[str] = []
+    seen, size, stopped = 0, 0, ""
+    for line, offset, piece in _pieces(text):
+        if clock() > until:
+            stopped = f"the search stopped after {_SEARCH_S:g} s at line {line}: use a simpler pattern"
+            break
+        if not test(piece):
+            continue
+        seen += 1
+        if seen <= skip:
+            continue
+        where = f"{line}:" if not offset else f"{line} (from character {offset + 1}):"
+        shown = f"{where} {_around(piece, test)}"
+        if found and (size + len(shown) > room or len(found) == _MOST_MATCHES):
+            stopped = f"there are more: go on with skip={skip + len(found)}"
+            break
+        found.append(shown[:room])
+        size += len(shown) + 1
+    if not found:
+        return f"[{stopped or 'no line matches' + (' any more' if skip else '')}]"
+    head = f"[{len(found)} matching lines" + (f", after {skip} others" if skip else "")
+    return "\n".join([f"{head}; {stopped or 'there are no more'}]", *found])
 
-    def _select(self, path: str, skip: int, room: int) -> str:
-        steps = _steps_of(path)
-        if isinstance(self._content, str):
-            try:
-                self._content = _opened(msgspec.Raw(self._content.encode()))
-            except (msgspec.DecodeError, RecursionError):
-                raise CannotReadError("the result is not JSON: read its lines, or search it") from None
-        content = self._content
-        if not any(isinstance(step, _Every | slice) for step in steps):
-            value = _only(content, steps)
-            opened = _opened(value)
-            text = opened if isinstance(opened, str) else in_lines(_compact(value))
-            shown = text[skip : skip + room]
-            left = len(text) - skip - len(shown)
-            head = f"[{path} is {_kind(value)}"
-            more = f"; {left} characters are left out at the end: go on with skip={skip + len(shown)}"
-            return f"{head}{more if left > 0 else ''}]\n{shown}"
-        found: list[str] = []
-        size, more = 0, ""
-        for number, value in enumerate(_selected(content, steps)):
-            if number < skip:
-                continue
-            shown = without_middle(_compact(value), room)
-            if found and size + len(shown) > room:
-                more = f"; there are more: go on with skip={number}"
-                break
-            found.append(shown)
-            size += len(shown) + 1
-        return "\n".join([f"[{len(found)} values of {path}, one a line{more}]", *found])
+
+def _select(content: object, path: str, skip: int, room: int) -> str:
+    steps = _steps_of(path)
+    if isinstance(content, str):
+        try:
+            content = _opened(msgspec.Raw(content.encode()))
+        except (msgspec.DecodeError, RecursionError):
+            raise CannotReadError("the result is not JSON: read its lines, or search it") from None
+    if not any(isinstance(step, _Every | slice) for step in steps):
+        value = _only(content, steps)
+        opened = _opened(value)
+        text = opened if isinstance(opened, str) else in_lines(_compact(value))
+        shown = text[skip : skip + room]
+        left = len(text) - skip - len(shown)
+        head = f"[{path} is {_kind(value)}"
+        more = f"; {left} characters are left out at the end: go on with skip={skip + len(shown)}"
+        return f"{head}{more if left > 0 else ''}]\n{shown}"
+    found: list[str] = []
+    size, more = 0, ""
+    for number, value in enumerate(_selected(content, steps)):
+        if number < skip:
+            continue
+        shown = without_middle(_compact(value), room)
+        if found and size + len(shown) > room:
+            more = f"; there are more: go on with skip={number}"
+            break
+        found.append(shown)
+        size += len(shown) + 1
+    return "\n".join([f"[{len(found)} values of {path}, one a line{more}]", *found])
 
 
 def _start_of(text: str, line: int) -> int:
@@ -355,10 +353,7 @@ UNKNOWN = (
 
 
 class ResultReader:
-    """Answers the calls of `read_result` in one turn; `result_of` returns the whole result for a handle.
-
-    `unwraps`: as in `whole_text`.
-    """
+    """Answers the calls of `read_result` in one turn; `result_of` returns the whole result for a handle."""
 
     def __init__(
         self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int, *, unwraps: bool
@@ -366,24 +361,15 @@ class ResultReader:
         self._result_of = result_of
         self._max_chars = max_chars
         self._unwraps = unwraps
-        self._last: tuple[str, WholeResult] | None = None
 
     def read_result(self, arguments: m.JsonObject) -> m.ToolCallResult:
         """Answer a call of `read_result` with the part of the result that `arguments` ask for."""
         try:
             asked = wanted(arguments)
-            return tool_results.success(self._whole(asked.handle).read(asked, self._max_chars))
+            result = self._result_of(asked.handle)
+            if result is None:
+                raise CannotReadError(UNKNOWN.format(handle=asked.handle[:80]))
+            part = read_part(result, asked, self._max_chars, unwraps=self._unwraps)
+            return tool_results.success(part)
         except (CannotReadError, MCPError) as error:
             return tool_results.call_failed(str(error))
-
-    def _whole(self, handle: str) -> WholeResult:
-        # Keep the last result with its decoded forms, because a model often reads a result in several calls.
-        last = self._last
-        if last is not None and last[0] == handle:
-            return last[1]
-        result = self._result_of(handle)
-        if result is None:
-            raise CannotReadError(UNKNOWN.format(handle=handle[:80]))
-        whole = WholeResult(result, unwraps=self._unwraps)
-        self._last = (handle, whole)
-        return whole

@@ -4,8 +4,8 @@ import pytest
 from case_tables import each_case
 from promises import within
 
-from grue.protocol.tools.results import failure, success
-from grue.tool_sessions.result_reading import CannotReadError, WholeResult, wanted
+from grue.protocol.tools.results import failure, success, whole_text
+from grue.tool_sessions.result_reading import CannotReadError, read_part, wanted
 
 ROWS = "\n".join(f"row {number}: {'error' if number % 500 == 0 else 'fine'}" for number in range(1, 2001))
 DATA = {
@@ -16,7 +16,7 @@ DATA = {
 
 
 def read(content: object, limit: int = 2_000, **asked: object) -> str:
-    return WholeResult(success(content)).read(wanted({"handle": "c", **asked}), limit)
+    return read_part(success(content), wanted({"handle": "c", **asked}), limit)
 
 
 def refused(content: object, **asked: object) -> str:
@@ -134,7 +134,7 @@ def test_a_match_in_a_long_line_is_shown_with_its_place() -> None:
 def test_a_search_ends_in_time() -> None:
     ticks = iter(range(100))
     asked = wanted({"handle": "c", "pattern": "row"})
-    text = WholeResult(success(ROWS)).read(asked, 100_000, clock=lambda: next(ticks))
+    text = read_part(success(ROWS), asked, 100_000, clock=lambda: next(ticks))
     assert "the search stopped after 2 s at line 3: use a simpler pattern" in text
     with within(5.0):
         for pattern in (r"(a+)+$", r"(a|aa)+$", r"(.*)*x", r"(\w+\s?)+$", r"([a-z]+)*\d"):
@@ -143,8 +143,8 @@ def test_a_search_ends_in_time() -> None:
 
 def test_a_search_ends_in_time_too_if_no_line_matches() -> None:
     ticks = iter(range(1000))
-    whole = WholeResult(success("0101\n" * 100_000))
-    text = whole.read(wanted({"handle": "c", "pattern": "2"}), 100_000, clock=lambda: next(ticks))
+    asked = wanted({"handle": "c", "pattern": "2"})
+    text = read_part(success("0101\n" * 100_000), asked, 100_000, clock=lambda: next(ticks))
     assert text.startswith("[the search stopped after 2 s at line ")
 
 
@@ -196,13 +196,13 @@ def test_long_values_and_many_values_are_read_on() -> None:
 def test_long_json_that_is_deeply_nested_is_not_indented(opened: str, closed: str) -> None:
     deep = opened * 400 + "1" + closed * 400
     text = f"[{','.join([deep] * 100)}]"
-    assert WholeResult(success(text)).text == text
+    assert whole_text(success(text)) == text
     assert len(read(text, json_path="$", skip=len(text))) < 100
 
 
 def test_long_json_is_indented_whatever_stands_in_its_strings() -> None:
     rows = [{"code": 'if (a["b\\"]) { [', "at": [[1, {"x": None}]]}] * 3_000
-    assert json.loads(text := WholeResult(success(json.dumps(rows))).text) == rows
+    assert json.loads(text := whole_text(success(json.dumps(rows)))) == rows
     assert text.count("\n") == 33_001
 
 
@@ -211,8 +211,8 @@ def test_json_is_laid_out_in_lines_and_errors_and_blocks_are_read_too() -> None:
     one_line = json.dumps({"rows": [[number, "x" * 50] for number in range(100)]})
     assert "of 40" in read(one_line, last_line=1), "a JSON text of one line has lines too"
     assert read("{not json" + "x" * 5_000, last_line=1).startswith("[lines 1 to 1 of 1")
-    whole = WholeResult(failure("no such file", "see the log\nbelow"))
-    assert whole.text == "Error: no such file\nsee the log\nbelow"
+    failed = failure("no such file", "see the log\nbelow")
+    assert whole_text(failed) == "Error: no such file\nsee the log\nbelow"
     blocks = [{"type": "text", "text": "a\nb"}, {"type": "image", "mimeType": "image/png", "data": "AAAA"}]
-    assert WholeResult(success(blocks)).text.startswith("a\nb\n{")
-    assert "AAAA" not in WholeResult(success(blocks)).text
+    assert whole_text(success(blocks)).startswith("a\nb\n{")
+    assert "AAAA" not in whole_text(success(blocks))
