@@ -6,7 +6,7 @@ After a login the browser goes back to an address on this machine (RFC 8252), wh
 import html
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import parse_qs, urlsplit
@@ -101,8 +101,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _CLIENT = {"name": "grue", "version": "1"}
-_HANDSHAKE = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": _CLIENT}
-_MODERN = "2026-07-28"
+_CLASSIC, _MODERN = "2025-11-25", "2026-07-28"
+_HANDSHAKE = {"protocolVersion": _CLASSIC, "capabilities": {}, "clientInfo": _CLIENT}
+_META = {
+    "io.modelcontextprotocol/protocolVersion": _MODERN,
+    "io.modelcontextprotocol/clientInfo": _CLIENT,
+    "io.modelcontextprotocol/clientCapabilities": {},
+}
 _SESSION_ID = "mcp-session-id"
 _ASK_S = 20.0
 LOGIN_S = 300.0  # how long a login waits until the person has finished in the browser
@@ -164,21 +169,33 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
     """Send requests without a token, and return the response that asks for a token; raises `LoginRefused`."""
     accept = {"accept": "application/json, text/event-stream", "accept-encoding": "identity"}
     client = new_client(httpx2.URL(server.url), headers={**accept, **server.headers}, timeout=_ASK_S)
+
+    async def answer(method: str = "", params: object = None, **headers: str) -> httpx2.Response:
+        """Send a message, or without a `method` a GET; return the response, whose body is not read."""
+        number = 1 if method == "initialize" else 2
+        message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params} if method else None
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        verb = "POST" if method else "GET"
+        async with client.stream(verb, server.url, json=message, headers=named) as response:
+            return response
+
+    async def modern_answer(method: str) -> httpx2.Response:
+        return await answer(method, {"_meta": _META}, mcp_protocol_version=_MODERN, mcp_method=method)
+
     try:
         async with client:
-            response = await _answer(client, server.url, "initialize", _HANDSHAKE)
+            response = await answer("initialize", _HANDSHAKE)
             # Some servers accept a handshake without a token, and refuse only the requests after it.
             if response.is_success:
                 session = {name: value for name, value in response.headers.items() if name == _SESSION_ID}
-                headers = {**session, "mcp-protocol-version": "2025-11-25"}
-                response = await _answer(client, server.url, "tools/list", {}, headers)
+                response = await answer("tools/list", {}, mcp_protocol_version=_CLASSIC, **session)
             elif not asks_for_token(response):
                 # Try MCP revision 2026-07-28, then the SSE transport.
-                response = await _modern_answer(client, server.url, "server/discover")
+                response = await modern_answer("server/discover")
                 if response.is_success:
-                    response = await _modern_answer(client, server.url, "tools/list")
+                    response = await modern_answer("tools/list")
                 if not (response.is_success or asks_for_token(response)):
-                    response = await _answer(client, server.url)
+                    response = await answer()
     except httpx2.RequestError as error:
         late = isinstance(error, httpx2.TimeoutException)  # its text is empty
         what = f"no answer within {_ASK_S:g} s" if late else error
@@ -187,27 +204,6 @@ async def _refusal(server: HttpServer) -> httpx2.Response:
         return response
     text = f"'{server.name}' at {server.address} does not ask for a login (HTTP {response.status_code})."
     raise LoginRefused(text)
-
-
-async def _modern_answer(client: httpx2.AsyncClient, url: str, method: str) -> httpx2.Response:
-    headers = {"mcp-protocol-version": _MODERN, "mcp-method": method}
-    named = {"protocolVersion": _MODERN, "clientInfo": _CLIENT, "clientCapabilities": {}}
-    meta = {f"io.modelcontextprotocol/{name}": value for name, value in named.items()}
-    return await _answer(client, url, method, {"_meta": meta}, headers)
-
-
-async def _answer(
-    client: httpx2.AsyncClient,
-    url: str,
-    method: str = "",
-    params: Mapping[str, object] | None = None,
-    headers: dict[str, str] | None = None,
-) -> httpx2.Response:
-    """Send a message, or without a `method` a GET; return the response, whose body is not read."""
-    number = 1 if method == "initialize" else 2
-    message = {"jsonrpc": "2.0", "id": number, "method": method, "params": params} if method else None
-    async with client.stream("POST" if method else "GET", url, json=message, headers=headers) as response:
-        return response
 
 
 def log_out(server: HttpServer) -> tuple[bool, bool]:
