@@ -42,24 +42,20 @@ _RESULT_AT_START = re.compile(rb'\s*\{\s*"(?:result|error)"')
 _ID_AT_END = re.compile(rb"[{,]\s*" + _ID + rb"\s*(?:,\s*" + _VERSION + rb"\s*)?\}\s*$")
 
 
-def read_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message of a line, an error in place of an unusable answer, or `None` for anything else."""
-    value = _decode(without_mark(line))
-    return _refusal_of_text(without_mark(line)) if value is None else _message_of(value)
-
-
 def without_mark(text: bytes) -> bytes:
     """Return UTF-8 text without the byte order mark that programs in .NET may write before it."""
     return text.removeprefix(codecs.BOM_UTF8)
 
 
-async def read_any_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Read a message as `read_message` does, but limit its values, and decode a large one in a thread."""
+async def read_message(line: bytes) -> types.JSONRPCMessage | None:
+    """Return the message of a line, an error in place of an unusable answer, or `None` for anything else."""
+    line = without_mark(line)
     if len(line) <= _SMALL_BYTES:
-        return read_message(line)
-    # A thread helps: most of the work is in `json_value`, which is Python code, so other threads can run.
-    value = await aside(_decode_partly if values_in(line) > MAX_VALUES else _decode, without_mark(line))
-    return _refusal_of_text(without_mark(line)) if value is None else _message_of(value)
+        value = _decode(line)
+    else:
+        # A thread helps: most of the work is in `json_value`, which is Python code, so other threads can run.
+        value = await aside(_decode_partly if values_in(line) > MAX_VALUES else _decode, line)
+    return _refusal_of_text(line) if value is None else _message_of(value)
 
 
 def refusal_of_cut(cut: CutLineError, limit: int) -> types.JSONRPCError | None:

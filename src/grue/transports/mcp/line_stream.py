@@ -7,7 +7,7 @@ from mcp.shared.message import SessionMessage
 from grue.runtime.large_data import CutLineError, LineTooLongError
 from grue.runtime.processes.child_process import ServerProcess
 from grue.tool_sessions.server_requests import Notify
-from grue.transports.mcp.incoming import read_any_message, refusal_of_cut
+from grue.transports.mcp.incoming import read_message, refusal_of_cut
 from grue.transports.mcp.message_stream import MAX_UNASKED, MessageStream, encode_message
 
 _LONG_ID = 20  # digits
@@ -56,7 +56,7 @@ class LineStream(MessageStream):
         except CutLineError as cut:
             self._notify("too_large", f"{cut}, and at most {self._max_message_bytes} are read")
             return refusal_of_cut(cut, self._max_message_bytes)
-        message = await read_any_message(line)
+        message = await read_message(line)
         if line.strip() and (message is None or self._answers_nothing(message)):
             self._notify("noise", line[:500].decode("utf-8", "replace"))
         return message

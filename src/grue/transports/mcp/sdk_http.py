@@ -153,7 +153,7 @@ class FilteredEvents(httpx2.AsyncByteStream):
 
     async def _read(self, event: bytes) -> bytes:
         data, others = await aside(_data_and_others, event)
-        message = await incoming.read_any_message(data)
+        message = await incoming.read_message(data)
         if isinstance(message, types.JSONRPCRequest | types.JSONRPCNotification):
             return event + b"\n\n"
         return self._stand_in(message, others)
@@ -556,7 +556,7 @@ class _Client(httpx2.AsyncClient):
         body = await _body(response, self._max_message_bytes if response.is_success else _ERROR_TEXT_BYTES)
         if body is None:
             return WireFault(f"its answer is longer than {self._max_message_bytes} bytes", ends_session=False)
-        message = await incoming.read_any_message(body) if _content_type(response) == _JSON else None
+        message = await incoming.read_message(body) if _content_type(response) == _JSON else None
         if not response.is_success:
             fault = _refusal(request, response, message, body)
             if fault is not None:

@@ -8,11 +8,16 @@ import pytest
 from case_tables import each_case
 from hypothesis import given
 from hypothesis import strategies as st
-from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
+from mcp_types import JSONRPCError, JSONRPCMessage, JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
 from grue.protocol.tools.results import JsonText
 from grue.runtime.large_data import CutLineError
-from grue.transports.mcp.incoming import MAX_VALUES, read_any_message, read_message, refusal_of_cut
+from grue.transports.mcp import incoming
+from grue.transports.mcp.incoming import MAX_VALUES, refusal_of_cut
+
+
+def read_message(line: bytes) -> JSONRPCMessage | None:
+    return anyio.run(incoming.read_message, line)
 
 
 def answer(line: bytes) -> Any:
@@ -48,7 +53,7 @@ def test_nan_does_not_lose_the_answer() -> None:
 @pytest.mark.parametrize("length", [1, 20_000])
 def test_a_byte_order_mark_does_not_lose_the_answer(length: int) -> None:
     line = b'\xef\xbb\xbf{"jsonrpc":"2.0","id":1,"result":{"t":"' + b"x" * length + b'"}}'
-    assert isinstance(anyio.run(read_any_message, line), JSONRPCResponse)
+    assert isinstance(read_message(line), JSONRPCResponse)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_an_unusable_answer_becomes_an_error_for_its_request(members: bytes) -> 
     ids=["broken", "id_at_the_end", "mark", "deep", "large_with_a_lone_surrogate"],
 )
 def test_an_answer_that_cannot_be_decoded_becomes_an_error_for_its_request(line: bytes) -> None:
-    message = anyio.run(read_any_message, line)
+    message = read_message(line)
     assert isinstance(message, JSONRPCError)
     assert message.id == 7
     assert "not usable" in message.error.message
@@ -140,7 +145,7 @@ def test_a_deep_value_is_given_on_as_deep_as_it_can_be_written() -> None:
 
 
 def large(result: str) -> Any:
-    message = anyio.run(read_any_message, b'{"jsonrpc":"2.0","id":1,"result":' + result.encode() + b"}")
+    message = read_message(b'{"jsonrpc":"2.0","id":1,"result":' + result.encode() + b"}")
     if isinstance(message, JSONRPCResponse):
         return message.result
     assert isinstance(message, JSONRPCError)
@@ -194,13 +199,13 @@ def test_another_answer_with_too_many_values_is_an_error(result: str) -> None:
 
 def test_an_error_with_too_many_values_keeps_code_and_message() -> None:
     line = f'{{"id":1,"error":{{"code":-5,"message":"no","data":{ROWS}}}}}'
-    message = anyio.run(read_any_message, line.encode())
+    message = read_message(line.encode())
     assert isinstance(message, JSONRPCError)
     assert (message.error.code, message.error.message, message.error.data) == (-5, "no", None)
 
 
 def test_a_request_with_too_many_values_is_no_message() -> None:
-    assert anyio.run(read_any_message, f'{{"id":1,"method":"x","params":{ROWS}}}'.encode()) is None
+    assert read_message(f'{{"id":1,"method":"x","params":{ROWS}}}'.encode()) is None
 
 
 @pytest.mark.parametrize(
