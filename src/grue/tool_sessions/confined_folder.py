@@ -63,11 +63,9 @@ class ConfinedFolder:
             with os.fdopen(os.open(name, os.O_RDONLY | _FILE, dir_fd=folder), "rb") as file:
                 status = os.fstat(file.fileno())
                 _require_file(path, status)  # the file may have been replaced since `lstat`
-                if status.st_size > self._max_bytes:
-                    raise self._too_large(path, status.st_size)
                 content = file.read(self._max_bytes + 1)
         if len(content) > self._max_bytes:
-            raise self._too_large(path, len(content))
+            raise self._too_large(path, max(status.st_size, len(content)))
         try:
             text = content.decode()
         except UnicodeDecodeError:

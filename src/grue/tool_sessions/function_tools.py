@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, TypeVar, Unio
 import anyio
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue import messages as m
 from grue.errors import MCPConfigError, MCPError, TraceError
@@ -117,7 +118,9 @@ class Parameters:
         self._require_name(parameter)
         kind = Any if parameter.annotation is parameter.empty else parameter.annotation
         required = parameter.default is parameter.empty
-        of_pydantic = _is_field_info(parameter.default) or mentions_pydantic(kind)
+        default_kind = type(parameter.default)
+        has_field_info = default_kind.__name__ == "FieldInfo" and _is_pydantic(default_kind)
+        of_pydantic = has_field_info or mentions_pydantic(kind)
         fault = None if of_pydantic else _fault(kind)
         if not of_pydantic and fault is None:
             if parameter.default is None:
@@ -172,23 +175,13 @@ def mentions_pydantic(kind: Any, depth: int = 0) -> bool:
     if any(_is_pydantic(type(part)) for part in parts):
         return True
     if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind) or hasattr(kind, "_field_defaults"):
-        parts += _hints(kind)
+        with contextlib.suppress(NameError, TypeError, SyntaxError):
+            parts += typing.get_type_hints(kind, include_extras=True).values()
     return any(mentions_pydantic(part, depth + 1) for part in parts if part is not kind)
 
 
 def _is_pydantic(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _PYDANTIC
-
-
-def _is_field_info(default: object) -> bool:
-    return _is_pydantic(type(default)) and type(default).__name__ == "FieldInfo"
-
-
-def _hints(kind: Any) -> list[Any]:
-    try:
-        return list(typing.get_type_hints(kind, include_extras=True).values())
-    except (NameError, TypeError, SyntaxError):
-        return []
 
 
 def _signature(tool: str, function: Callable[..., Any]) -> inspect.Signature:
@@ -548,12 +541,10 @@ CatchAll: TypeAlias = Callable[[str, m.JsonObject], Any]  # called with the bare
 
 
 class _Function(Struct, frozen=True):
-    tool: str
-    description: str
+    definition: m.ToolDefinition  # without the server's name
     parameters: Parameters
     call: Callable[..., Any]
     timeout_s: float | None
-    annotations: ToolAnnotations | None
 
 
 class FunctionTools(HostTools):
@@ -637,17 +628,8 @@ class FunctionConnection:
     @property
     def listing(self) -> Listing:
         """The functions as tools."""
-        tools = tuple(
-            m.ToolDefinition(
-                server=self._server,
-                tool=function.tool,
-                description=function.description,
-                input_schema=function.parameters.schema,
-                annotations=function.annotations,
-                boxed=self._boxed,
-            )
-            for function in self._functions.values()
-        )
+        definitions = (function.definition for function in self._functions.values())
+        tools = tuple(replace(each, server=self._server, boxed=self._boxed) for each in definitions)
         return Listing(tools=tools, protocol_version="", serves_unlisted=self._catch_all is not None)
 
     async def open(self, timeout_s: float) -> Listing:
@@ -809,18 +791,19 @@ def _refuse_what_cannot_be_called(name: str, function: object) -> None:
 
 
 def _function(name: str, function: Callable[..., Any]) -> _Function:
-    settings = settings_of(function)
+    settings = settings_of(function) or ToolSettings()
     documented = function
     # A partial's own docstring explains `functools.partial`.
     while isinstance(documented, functools.partial) and documented.__doc__ == functools.partial.__doc__:
         documented = documented.func
     docs = read_docstring(inspect.getdoc(documented))
-    description = docs.summary if settings is None else docs.description
-    return _Function(
+    description = docs.summary if settings_of(function) is None else docs.description
+    parameters = Parameters(name, function, docs.parameters)
+    definition = m.ToolDefinition(
+        server=m.ServerName(""),
         tool=name,
-        description=description if settings is None or settings.description is None else settings.description,
-        parameters=Parameters(name, function, docs.parameters),
-        call=function,
-        timeout_s=settings.timeout_s if settings else None,
-        annotations=settings.annotations if settings else None,
+        description=description if settings.description is None else settings.description,
+        input_schema=parameters.schema,
+        annotations=settings.annotations,
     )
+    return _Function(definition, parameters, function, settings.timeout_s)
