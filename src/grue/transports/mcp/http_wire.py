@@ -40,6 +40,7 @@ class HttpWire:
         self.redactor = Redactor(*self._secrets)
         self._on_secret = on_secret
         self._server = server
+        self.address = server.address  # the URL without secrets
         self._limits = limits
         self._close_by = float("inf")
         self._tasks = BackgroundTasks()
@@ -96,11 +97,6 @@ class HttpWire:
     def refusals(self, text: str) -> str:  # noqa: ARG002 - as `ProcessWire` has it
         """Return an empty text: a server that is reached by URL does not run in a sandbox."""
         return ""
-
-    @property
-    def address(self) -> str:
-        """The URL without secrets."""
-        return self._server.address
 
     @property
     def status(self) -> ConnectionStatus:

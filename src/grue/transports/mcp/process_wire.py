@@ -36,24 +36,22 @@ class ProcessWire:
         self._max_message_bytes = limits.max_message_bytes
         self._process = ServerProcess(server, registry, server.options.of_process(limits))
         self._spawned = False
+        # Removes from texts the secrets in the server's settings and in the host's environment.
+        self.redactor = Redactor(os.environ, server.named_values())
+        # The server's command line as a person would type it.
+        self.address = self.redactor.command_line(server.command, server.args)
 
     async def __aenter__(self) -> Self:
         if "npx" in self._server.command:
             _check_npx_package(self._server)
         await self._process.__aenter__()
         self._spawned = True
-        _ = self.address  # Cache the address now: it depends on the environment, which may change later.
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self._process.__aexit__(exc_type, exc, tb)
-
-    @cached_property
-    def redactor(self) -> Redactor:
-        """Removes from texts the secrets in the server's settings and in the host's environment."""
-        return Redactor(os.environ, self._server.named_values())
 
     def stream(self, notify: Notify) -> "MessageStream":
         """Return the process's pipes as a stream of messages; imports the SDK."""
@@ -106,11 +104,6 @@ class ProcessWire:
         if not self._server.sandbox:
             return ""
         return self.redactor.text(plain_text("\n".join(self._process.refusals(text, died=died))))
-
-    @cached_property
-    def address(self) -> str:
-        """The server's command line as a person would type it, with secrets redacted."""
-        return self.redactor.command_line(self._server.command, self._server.args)
 
     @property
     def status(self) -> ConnectionStatus:
