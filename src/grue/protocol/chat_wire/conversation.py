@@ -31,54 +31,31 @@ from grue.protocol.chat_wire.written_calls import read_written, split_thoughts
 from grue.protocol.context.history import History, Mode
 from grue.protocol.json_text import to_json
 from grue.protocol.tools.names import Tools, WireNames
-from grue.runtime.large_data import STEP
 from grue.runtime.safe_text import printable, well_formed
 
 MARK = b',"cache_control":' + to_json(w.EPHEMERAL)
 
 
 class EncodedMessages:
-    """The messages of a prompt as JSON, in few parts. Of grue's own cache markers the newest `room` stay."""
+    """The messages of a prompt as JSON. Of grue's own cache markers the newest `room` stay."""
 
     def __init__(self, room: int) -> None:
         self.room = room
         self.size = 0
-        # `_between[0]` has the messages before `_marked[0]`, and `_between[n]` those after `_marked[n - 1]`.
-        self._between: list[list[bytes]] = [[]]
-        self._marked: list[bytes] = []
-
-    @property
-    def parts(self) -> list[bytes]:
-        """All messages, as a few byte strings; each contains one or more messages, joined by commas."""
-        parts = [*self._between[0]]
-        for marked, after in zip(self._marked, self._between[1:], strict=True):
-            parts += (marked, *after)
-        return parts
+        self.parts: list[bytes] = []
+        self._marked: list[int] = []
 
     def add(self, messages: Sequence[bytes], *, marked: bool = False) -> None:
         """Add messages. With `marked`, the last of them that has a cache marker counts in `room`."""
-        places = [at for at, message in enumerate(messages) if marked and MARK in message]
-        for at, message in enumerate(messages):
-            self.size += len(message)
-            if places and at == places[-1]:
-                self._marked.append(message)
-                self._between.append([])
-            else:
-                _append(self._between[-1], message)
+        places = [at for at, message in enumerate(messages, len(self.parts)) if marked and MARK in message]
+        self._marked += places[-1:]
+        self.parts += messages
+        self.size += sum(map(len, messages))
         if len(self._marked) > self.room:
             # Cut the marker out of the encoded bytes. Encoded anew without it, the message could have another
             # form (its `content` a text in place of a list), and the endpoint's cache would not find it.
-            unmarked = self._marked.pop(0).replace(MARK, b"")
-            for part in (unmarked, *self._between.pop(1)):
-                _append(self._between[0], part)
-
-
-def _append(parts: list[bytes], part: bytes) -> None:
-    """Add a part, and join small ones; joining `STEP` bytes or more would block other threads."""
-    parts.append(part)
-    while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]) and len(parts[-2]) + len(parts[-1]) < STEP:
-        last = parts.pop()
-        parts[-1] = b",".join((parts[-1], last))
+            oldest = self._marked.pop(0)
+            self.parts[oldest] = self.parts[oldest].replace(MARK, b"")
 
 
 UNDERSTOOD = "Understood."  # said between tool results and a user message, if the endpoint needs a text there

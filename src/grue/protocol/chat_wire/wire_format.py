@@ -392,7 +392,7 @@ class Choice(Struct, frozen=True):
 
 
 class WireRequest(Struct, frozen=True, kw_only=True):
-    """The parts of a request's body. An item of `messages` may be several messages, joined by commas."""
+    """The parts of a request's body."""
 
     settings: ModelSettings
     profile: WireProfile
