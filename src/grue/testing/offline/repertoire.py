@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from grue.hosts.zork.games.house import walkthrough
 from grue.hosts.zork.games.house_world import NUMBERS, Case, case_for
@@ -110,7 +111,7 @@ IDLE: Final = frozenset(["look", "l", "inventory", "i", "score", "wait", "z", "h
 _MOST_LOST: Final = 10
 
 
-class Thought(Struct, frozen=True):
+class Thought(Struct, frozen=True, forbid_unknown_fields=True):
     """One step of thinking."""
 
     text: str
@@ -118,10 +119,10 @@ class Thought(Struct, frozen=True):
     branches_from: int | None = None  # number of the earlier step at which a new branch starts
 
 
-class Step(Struct, frozen=True, kw_only=True):
+class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One turn of a script."""
 
-    command: str
+    command: str = ""  # of a step in `playbooks.toml`: the step's name there
     why: str  # for the field `thinking` of the JSON answer
     objective: str | None = None  # a new goal for several turns
     rounds: tuple[tuple[Thought, ...], ...] = ()  # the thoughts of each reply before the answer
@@ -239,7 +240,7 @@ def _choices(situation: Situation) -> Iterator[tuple[str, str]]:
 
 
 def _things(situation: Situation) -> Iterator[tuple[str, str]]:
-    here = [played.command.split()[0] for played in situation.recent[_arrival(situation) + 1 :]]
+    here = [played.command.partition(" ")[0] for played in situation.recent[_arrival(situation) + 1 :]]
     if sum(verb in _NOUNS for verb in here) >= _ENOUGH_THINGS:
         return
     for verb, pattern in _NOUNS.items():
@@ -279,26 +280,9 @@ def _named_ways(situation: Situation) -> Iterator[str]:
             yield from (way for way in ways if way not in ("up", "down") or _CLIMB.search(sentence))
 
 
-class _Round(Struct, frozen=True, forbid_unknown_fields=True):
-    thoughts: tuple[str, ...]
-    revises: int | None = None  # this and `branches_from` are about the last thought
-    branches_from: int | None = None
-
-    @property
-    def made(self) -> tuple[Thought, ...]:
-        *others, last = self.thoughts
-        return (*map(Thought, others), Thought(last, self.revises, self.branches_from))
-
-
-class _Told(Struct, frozen=True, forbid_unknown_fields=True):
-    why: str
-    objective: str | None = None
-    rounds: tuple[_Round, ...] = ()
-
-
 _THOUGHTS: Final = msgspec.convert(
     tomllib.loads(Path(__file__).with_name("playbooks.toml").read_text(encoding="utf-8")),
-    dict[str, dict[str, _Told]],
+    dict[str, dict[str, Step]],
 )
 # For each name in the Bible of The House: who that is, and what to count in that person's picture.
 _PICTURES: Final = {
@@ -335,11 +319,10 @@ def zork1_playbook() -> Playbook:
     return Playbook(r"\bzork[ _-]*(?:1|i)(?![0-9i])", tuple(steps))
 
 
-def _steps(commands: Iterable[str], said: Mapping[str, _Told]) -> Iterator[Step]:
+def _steps(commands: Iterable[str], told: Mapping[str, Step]) -> Iterator[Step]:
     for command in commands:
-        given = said.get(command) or _Told(f"On, {command}: what I want next is that way.")
-        rounds = tuple(each.made for each in given.rounds)
-        yield Step(command=command, why=given.why, objective=given.objective, rounds=rounds)
+        step = told.get(command) or Step(why=f"On, {command}: what I want next is that way.")
+        yield replace(step, command=command)
 
 
 def _with_sum(step: Step, case: Case) -> Step:
@@ -364,7 +347,7 @@ def _with_sum(step: Step, case: Case) -> Step:
             revises=2,
         ),
     )
-    return msgspec.structs.replace(
+    return replace(
         step,
         why=f"The pictures, {words['order']}, less Edwin's improvement: {answer}. Nobody need guess.",
         rounds=tuple((thought,) for thought in thoughts),
