@@ -137,41 +137,6 @@ def named_event(content: Json) -> bytes:
     return event_of(content, content["type"])
 
 
-def chat_error() -> bytes:
-    """Return the event that reports an error in the middle of a stream."""
-    broken = {"index": 0, "delta": {"content": ""}, "finish_reason": "error"}
-    error = {"code": 502, "message": BROKEN}
-    return event_of({"object": "chat.completion.chunk", "error": error, "choices": [broken]})
-
-
-def chat_events(completion: Json, request: Json) -> Iterator[bytes]:
-    """Yield a chat completion as the events of a stream."""
-    message, finish = first_choice(completion)
-    head = {"object": "chat.completion.chunk", **given(completion, "id", "created", "model")}
-
-    def chunk(delta: Json, finish_reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return event_of({**head, "choices": [choice]})
-
-    # Gateways send comments like this one while they wait for the upstream provider.
-    yield b": PROCESSING\n\n"
-    yield chunk({"role": "assistant", "content": ""})
-    for field, value in message.items():
-        if field not in {"role", "tool_calls"} and value:
-            for piece in pieces(value) if isinstance(value, str) else [value]:
-                yield chunk({field: piece})
-    for index, call in enumerate(message.get("tool_calls") or ()):
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
-        begun = {**call, "index": index, "function": {"name": name, "arguments": ""}}
-        yield chunk({"tool_calls": [begun]})
-        for piece in pieces(arguments) if isinstance(arguments, str) else [arguments]:
-            yield chunk({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
-    yield chunk({}, finish)
-    if (request.get("stream_options") or {}).get("include_usage"):
-        yield event_of({**head, "choices": [], "usage": completion.get("usage")})
-    yield b"data: [DONE]\n\n"
-
-
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 _BEGINNINGS = {
     "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),

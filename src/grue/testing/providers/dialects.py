@@ -1,7 +1,7 @@
 """The request formats of providers (`Dialect`), and their translation to chat completions and back.
 
-The module `NAME_dialect` of this package has the path and the functions of the wire format `NAME`. To add a
-dialect, add its module.
+The module `NAME_dialect` of this package has the path and the functions of the wire format `NAME`, unless its
+requests, replies or errors are those of chat completions. To add a dialect, add its module.
 """
 # Scripts, `ProviderRules` and the offline model work on chat completions only.
 
@@ -24,9 +24,9 @@ class Dialect(Struct, frozen=True, kw_only=True):
 
     name: str  # the wire format's
     path: str  # end of the URL path; `{model}` in it stands for the model's name
-    to_chat: Callable[[Json], Json]
-    from_chat: Callable[[Json, Json], Json]  # gets a completion and the request
-    error: Callable[[int, Json], Json]  # gets a status and OpenAI's error object
+    to_chat: Callable[[Json], Json] = lambda body: body
+    from_chat: Callable[[Json, Json], Json] = lambda said, _: said  # gets a completion and the request
+    error: Callable[[int, Json], Json] = lambda _, said: {"error": said}  # gets a status and OpenAI's object
     refusals: Callable[[Json, Owed], Iterator[str]]  # gets a request and the earlier reasoning
     owed: Callable[[Json], dict[str, list[Json]]]  # gets a reply; returns its reasoning, as in `Owed`
     events: Callable[[Json, Json], Iterator[bytes]]  # gets a reply and the request

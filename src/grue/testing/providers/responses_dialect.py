@@ -188,12 +188,6 @@ def _usage(usage: Json) -> Json:
     }
 
 
-def error(status: int, said: Json) -> Json:
-    """Return the body of an error reply. `said` needs no translation: scripts write errors as OpenAI does."""
-    del status
-    return {"error": said}
-
-
 def owed(response: Json) -> dict[str, list[Json]]:
     """Return a reply's reasoning items by the id of each of its calls; without calls, by the reply's id."""
     items = response["output"]
