@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from grue.testing.providers.chat_rules import chat_call
+from grue.testing.providers.chat_rules import chat_call, chat_completion
 
 _call_numbers = itertools.count(1)
 
@@ -119,16 +119,7 @@ def completion(
     """Return a completion with any `message`. Default `usage`: 10 prompt tokens, 5 completion tokens."""
     _check_form("completion", "message", message, Mapping)
     counted = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-    return json_reply(
-        {
-            "id": "chatcmpl-scripted",
-            "object": "chat.completion",
-            "created": 0,
-            "model": "scripted",
-            "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
-            "usage": counted if usage is None else usage,
-        }
-    )
+    return json_reply(chat_completion(message, finish_reason, counted if usage is None else usage))
 
 
 def error_reply(

@@ -13,7 +13,7 @@ from grue import messages as m
 from grue.testing.offline.chat_request import BadRequestError, ChatRequest, Function, text_of
 from grue.testing.offline.repertoire import Playbook, Situation, Step, Thought, explore, read_standing
 from grue.testing.offline.schema_instances import UnsatisfiableError, minimal
-from grue.testing.providers.chat_rules import chat_call
+from grue.testing.providers.chat_rules import chat_call, chat_completion
 
 MODEL: Final = "grue-offline-script"  # the model's name in every reply, whatever name the request has
 
@@ -100,26 +100,15 @@ def completion(body: bytes, said: Reply) -> m.JsonObject:
         message["tool_calls"] = [chat_call(call.id, call.name, call.arguments) for call in said.calls]
     prompt = _tokens(len(body))
     written = _tokens(len(said.content or "") + sum(len(call.name + call.arguments) for call in said.calls))
-    return {
-        "id": f"offline-{hashlib.sha256(body).hexdigest()[:24]}",
-        "object": "chat.completion",
-        "created": 0,
-        "model": MODEL,
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": None,
-                "finish_reason": "tool_calls" if said.calls else "stop",
-            }
-        ],
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": written,
-            "total_tokens": prompt + written,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        },
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
+    finish = "tool_calls" if said.calls else "stop"
+    named = {"id": f"offline-{hashlib.sha256(body).hexdigest()[:24]}", "model": MODEL}
+    return chat_completion(message, finish, usage) | named
 
 
 def _tokens(characters: int) -> int:

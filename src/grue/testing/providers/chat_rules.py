@@ -80,6 +80,13 @@ def chat_call(call_id: str, name: str, arguments: str) -> Json:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
+def chat_completion(message: Mapping[str, object], finish_reason: str, usage: Mapping[str, object]) -> Json:
+    """Return a chat completion with one choice."""
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason}
+    named = {"id": "chatcmpl-scripted", "object": "chat.completion", "created": 0, "model": "scripted"}
+    return {**named, "choices": [choice], "usage": usage}
+
+
 def chat_tool(tool: Json, parameters: str) -> Json:
     """Return a tool in the form of chat completions; `tool[parameters]` is its schema."""
     function = {"name": tool.get("name"), "parameters": tool.get(parameters), **given(tool, "description")}
