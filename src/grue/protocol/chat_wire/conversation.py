@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -394,7 +394,7 @@ class EncodedConversation:
         items = tuple(map(self._named, said))
         if not self.format.results_carry_media:
             items = w.with_shown(items, self._accepted)
-        items = self._with_given_markers(self._bridged(items))
+        items = tuple(self._with_given_markers(self._bridged(items)))
         system = self._system_to_mark(items)
         newest = self._place_to_mark(items)
         encoded = self.format.encode_items(items, (*system, *newest), self._accepted)
@@ -428,29 +428,22 @@ class EncodedConversation:
         kinds = (m.UserText, m.ToolMessage) if self.format.marks_results else (m.UserText,)
         return tuple(at for at, item in enumerate(items) if isinstance(item, kinds))[-1:]
 
-    def _with_given_markers(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
+    def _with_given_markers(self, items: Iterable[w.WireItem]) -> Iterator[w.WireItem]:
         """Remove the host's `cache_points` beyond the number that the endpoint accepts."""
-        kept: list[w.WireItem] = []
         for item in items:
             if isinstance(item, m.SystemText | m.UserText) and item.cache_points:
                 room = self.profile.given_cache_markers - self._passed_on
                 item = replace(item, cache_points=item.cache_points[: max(0, room)])
                 self._passed_on += len(item.cache_points)
-            kept.append(item)
-        return tuple(kept)
+            yield item
 
-    def _bridged(self, items: tuple[w.WireItem, ...]) -> tuple[w.WireItem, ...]:
-        bridged: list[w.WireItem] = []
+    def _bridged(self, items: Iterable[w.WireItem]) -> Iterator[w.WireItem]:
         for item in items:
-            if (
-                isinstance(item, m.UserText | w.Shown)
-                and self._after_results
-                and self.profile.assistant_after_results
-            ):
-                bridged.append(m.AssistantText(UNDERSTOOD))
+            by_user = isinstance(item, m.UserText | w.Shown)
+            if by_user and self._after_results and self.profile.assistant_after_results:
+                yield m.AssistantText(UNDERSTOOD)
             self._after_results = isinstance(item, m.ToolMessage)
-            bridged.append(item)
-        return tuple(bridged)
+            yield item
 
     def _encode_tools(self) -> None:
         self.names.add([tool.name for tool in self.tools])
