@@ -144,7 +144,7 @@ class _Turns(Generic[T]):
                 "A turn whose requests wait for batches cannot continue a conversation or a history. Put what"
                 " was said before into its texts."
             )
-        path, number = self._files.turn(index + 1), index + 1
+        path, number = self._files.file("turns", index + 1), index + 1
         if not path.exists():
             return None
         part = read_turns(path).get(number) if path.stat().st_size else None
@@ -180,7 +180,7 @@ class _Turns(Generic[T]):
 
     async def run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
         """Start a turn, or go on with it from its trace; raises `TurnPostponed` if it has to wait."""
-        number, path = index + 1, self._files.turn(index + 1)
+        number, path = index + 1, self._files.file("turns", index + 1)
         recorder = self._settings.wiring.recorder.for_another_trace()
         episode, begun = f"{self._files.manifest.run}-{number}", path.exists()
         options = TraceOptions(version=__version__)

@@ -45,30 +45,22 @@ class Situation(Struct, frozen=True, kw_only=True):
     known: frozenset[str] = frozenset()  # commands that, in the host's notes, lead elsewhere
     deadly: frozenset[str] = frozenset()  # commands that have killed the player at this place
     text: str = ""
-
-
-class Standing(Struct, frozen=True, kw_only=True):
-    """The state of a conversation with the host."""
-
-    situation: Situation | None  # `None`: the conversation is not about a game
-    rounds: int = 0  # the model's replies since the message about the game
+    rounds: int = 0  # the model's replies since this message
     settled: bool = False  # whether a user message or a failed tool call came since: the answer is due
 
 
-def read_standing(request: ChatRequest) -> Standing:
-    """Return the state of a conversation: the Zork host's last message about a turn, and what followed it."""
+def read_standing(request: ChatRequest) -> Situation | None:
+    """Return the Zork host's last message about a turn, and what followed it; `None`: it has sent none."""
     for index, message in reversed(list(enumerate(request.messages))):
         situation = read_situation(text_of(message.content)) if message.role == "user" else None
         if situation is not None:
             since = request.messages[index + 1 :]
-            return Standing(
-                situation=situation,
-                rounds=sum(later.role == "assistant" for later in since),
-                settled=any(
-                    later.role == "user" or (later.role == "tool" and _failed(later)) for later in since
-                ),
+            rounds = sum(each.role == "assistant" for each in since)
+            settled = any(
+                later.role == "user" or (later.role == "tool" and _failed(later)) for later in since
             )
-    return Standing(situation=None)
+            return replace(situation, rounds=rounds, settled=settled)
+    return None
 
 
 def read_situation(text: str) -> Situation | None:

@@ -44,22 +44,20 @@ def reply(request: ChatRequest, playbook: Playbook | None = None) -> Reply:
     """Answer with the playbook's next command, or one that `explore` finds."""
     # If a thinking tool is offered, the first replies of a turn may call it with the step's thoughts instead.
     # Outside a game, the answer is `_NO_GAME`. Raises `BadRequestError` if no answer fits the schema.
-    standing = read_standing(request)
-    situation = standing.situation
+    situation = read_standing(request)
     if situation is None:
         return Reply(content=_answer_without_game(request))
     step = (playbook and playbook.step_for(situation)) or explore(situation)
     tool = thinking_tool(request.offered)
-    if tool is not None and not standing.settled and standing.rounds < len(step.rounds):
+    if tool is not None and not situation.settled and situation.rounds < len(step.rounds):
         with contextlib.suppress(UnsatisfiableError):  # the tool may limit the length of a thought
-            return Reply(calls=_think(tool, step, standing.rounds, situation))
+            return Reply(calls=_think(tool, step, situation))
     return Reply(content=_in_shape(request, _decision(step.why, step.command, step.objective)))
 
 
-def _think(tool: "ThinkingTool", step: Step, done: int, situation: Situation) -> tuple[FunctionCall, ...]:
-    # `done`: how many earlier replies of this turn had thoughts. Thoughts are numbered from 1 in each turn.
-    total = sum(map(len, step.rounds))
-    first = sum(map(len, step.rounds[:done])) + 1
+def _think(tool: "ThinkingTool", step: Step, situation: Situation) -> tuple[FunctionCall, ...]:
+    total, done = sum(map(len, step.rounds)), situation.rounds
+    first = sum(map(len, step.rounds[:done])) + 1  # thoughts are numbered from 1 in each turn
     return tuple(
         FunctionCall(
             id=f"call_offline_{situation.turn}_{number}",

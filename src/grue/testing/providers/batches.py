@@ -315,21 +315,21 @@ def _shown_anthropic(batch: _Batch) -> Json:
 def _answered(item: str, status: int, body: object, *, anthropic: bool) -> bytes:
     if anthropic:
         succeeded = {"type": "succeeded", "message": body}
-        result = succeeded if status == 200 else {"type": "errored", "error": body}
-        return json.dumps({"custom_id": item, "result": result}).encode() + b"\n"
+        return _line(item, result=succeeded if status == 200 else {"type": "errored", "error": body})
     response = {"status_code": status, "request_id": f"req-{item}", "body": body}
-    line = {"id": f"batch_req_{item}", "custom_id": item, "response": response, "error": None}
-    return json.dumps(line).encode() + b"\n"
+    return _line(item, id=f"batch_req_{item}", response=response, error=None)
 
 
 def _unanswered(item: str, what: Unanswered, *, anthropic: bool) -> bytes:
+    if anthropic and what == "errored":
+        return _answered(item, 529, messages_dialect.error(529, {"message": "Overloaded"}), anthropic=True)
     if anthropic:
-        overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-        kind = "canceled" if what == "cancelled" else what
-        result = {"type": "errored", "error": overloaded} if what == "errored" else {"type": kind}
-        return json.dumps({"custom_id": item, "result": result}).encode() + b"\n"
+        return _line(item, result={"type": "canceled" if what == "cancelled" else what})
     words = "This request could not be executed before the completion window expired."
     code = {"expired": "batch_expired", "cancelled": "batch_cancelled"}.get(what, "server_error")
     error = {"code": code, "message": words if what == "expired" else f"the request was {what}"}
-    line = {"id": f"batch_req_{item}", "custom_id": item, "response": None, "error": error}
-    return json.dumps(line).encode() + b"\n"
+    return _line(item, id=f"batch_req_{item}", response=None, error=error)
+
+
+def _line(item: str, **more: object) -> bytes:
+    return json.dumps({"custom_id": item, **more}).encode() + b"\n"

@@ -135,7 +135,7 @@ class BatchDesk:
         if isinstance(self._form, batch_forms.OpenAIBatches):
             body = self._form.created(record.file_id, self._path, record.key)
             return await self._endpoint.call("POST", self._form.path, content=body)
-        upload = Upload(b'{"requests":[', self._folder.requests_of(record.number), b"]}", commas=True)
+        upload = Upload(b'{"requests":[', self._folder.file("requests", record.number), b"]}", commas=True)
         return await self._endpoint.call("POST", self._form.path, upload=upload)
 
     async def _found(self, record: Submission) -> batch_forms.BatchState | Literal["running"] | None:
@@ -189,7 +189,7 @@ class BatchDesk:
         except BatchRefused as refused:
             if refused.failure.status == 404 and record.state == "sent":
                 # Such as when damaged replies are fetched again after months.
-                file = self._folder.submission_of(record.number)
+                file = self._folder.file("submissions", record.number)
                 remedy = f"If the provider has removed the batch, remove {file}: its requests are sent again."
                 refused.failure = replace(refused.failure, remedy=remedy)
             raise
@@ -220,7 +220,7 @@ class BatchDesk:
     async def _fetch(
         self, record: Submission, state: batch_forms.BatchState, items: frozenset[str]
     ) -> list[str]:
-        draft = self._folder.replies_of(record.number).with_suffix(".part")
+        draft = self._folder.file("replies", record.number).with_suffix(".part")
         patience, reads = self._patience(), 0
         while True:
             missing = set(items)
@@ -303,7 +303,7 @@ class BatchDesk:
             b'Content-Disposition: form-data; name="file"; filename="%b"\r\n'
             b"Content-Type: application/jsonl\r\n\r\n" % (_BOUNDARY, _BOUNDARY, name)
         )
-        source = self._folder.requests_of(record.number)
+        source = self._folder.file("requests", record.number)
         upload = Upload(
             head, source, b"\r\n--%b--\r\n" % _BOUNDARY, f"multipart/form-data; boundary={_BOUNDARY.decode()}"
         )

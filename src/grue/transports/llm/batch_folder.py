@@ -72,6 +72,8 @@ class BatchFolderError(MCPError):
     """The folder cannot be used; the text says why."""
 
 
+_FILES = {"turns": "{:06}.jsonl", "submissions": "{:04}.json"}
+_FILES |= {"requests": "{:04}.jsonl", "replies": "{:04}.jsonl"}
 _NUMBERED = re.compile(r"\d{4,}\.jsonl?")
 
 
@@ -108,7 +110,7 @@ class BatchFolder(Closing):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 # "" is `path` itself. If `mkdir` made it only as the parent of "turns", it would have the
                 # default mode.
-                for name in ("", "turns", "requests", "submissions", "replies"):
+                for name in ("", *_FILES):
                     (path / name).mkdir(mode=0o700, exist_ok=True)
                 self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,21 +131,9 @@ class BatchFolder(Closing):
             os.close(self._lock)
         self._file, self._lock = None, -1
 
-    def turn(self, number: int) -> Path:
-        """Return the path of a turn's trace; the file need not exist."""
-        return self.path / "turns" / f"{number:06d}.jsonl"
-
-    def replies_of(self, number: int) -> Path:
-        """Return the path of the results for the file of requests with this number."""
-        return self.path / "replies" / f"{number:04d}.jsonl"
-
-    def requests_of(self, number: int) -> Path:
-        """Return the path of the file of requests with this number."""
-        return self.path / "requests" / f"{number:04d}.jsonl"
-
-    def submission_of(self, number: int) -> Path:
-        """Return the path of the submission of the file of requests with this number."""
-        return self.path / "submissions" / f"{number:04d}.json"
+    def file(self, folder: Literal["turns", "requests", "submissions", "replies"], number: int) -> Path:
+        """Return the path of a file in one of the folders that the module's docstring lists."""
+        return self.path / folder / _FILES[folder].format(number)
 
     def item_of(self, turn: int, request: int, body: bytes, read: Collection[str] = ()) -> str:
         """Return the id of a stored request whose reply this request can use, or a new id.
@@ -168,7 +158,7 @@ class BatchFolder(Closing):
     def set_aside(self, turn: int) -> None:
         """Rename a turn's trace, so that the turn is run again from its beginning."""
         with self.using():
-            self.turn(turn).rename(self._failed(turn, self._attempt(turn)))
+            self.file("turns", turn).rename(self._failed(turn, self._attempt(turn)))
 
     def turn_of(self, item: str) -> str:
         """Return the number of the turn to which a stored request belongs; in a fleet, the episode's id."""
@@ -196,7 +186,7 @@ class BatchFolder(Closing):
             self._end_file()
             self._number += 1
             self._size = self._count = 0
-            self._file = LineFile(self.requests_of(self._number), "file of requests")
+            self._file = LineFile(self.file("requests", self._number), "file of requests")
         self._file.write(line.removesuffix(b"\n"))
         self._size += len(line)
         self._count += 1
@@ -208,7 +198,7 @@ class BatchFolder(Closing):
         if place is None:
             return None
         number, offset, length = place
-        path = self.replies_of(number)
+        path = self.file("replies", number)
         with self.using(), path.open("rb") as file:
             file.seek(offset)
             return _decoded(path, file.read(length), Result, "Run the same again: lost replies are fetched.")
@@ -223,14 +213,16 @@ class BatchFolder(Closing):
     def keep(self, submission: Submission) -> Submission:
         """Store a submission on disk in place of its earlier state, and return it."""
         with self.using():
-            write_whole(self.submission_of(submission.number), msgspec.json.encode(submission), fsync=True)
+            write_whole(
+                self.file("submissions", submission.number), msgspec.json.encode(submission), fsync=True
+            )
         self.submissions[submission.number] = submission
         return submission
 
     def forget(self, submission: Submission) -> None:
         """Remove a submission that the provider has refused. Its file of requests can then be sent again."""
         with self.using():
-            self.submission_of(submission.number).unlink(missing_ok=True)
+            self.file("submissions", submission.number).unlink(missing_ok=True)
         self.submissions.pop(submission.number, None)
 
     def items_in(self, number: int) -> frozenset[str]:
@@ -241,7 +233,7 @@ class BatchFolder(Closing):
         """Store the results of a submission's requests, all or none, and return the ids of the requests."""
         settled = []
         with self.using():
-            with replacing(self.replies_of(submission.number), fsync=True) as file:
+            with replacing(self.file("replies", submission.number), fsync=True) as file:
                 for each in results:
                     file.write(msgspec.json.encode(each) + b"\n")
                     settled.append(each.item)
@@ -307,7 +299,7 @@ class BatchFolder(Closing):
             else:
                 path.unlink()
         for number in sent:
-            if self.replies_of(number).exists():
+            if self.file("replies", number).exists():
                 self._read_replies(number)
         incomplete = {number for item, number in self._wanted.items() if item not in self._replies}
         for number, path in sent.items():
@@ -321,8 +313,8 @@ class BatchFolder(Closing):
             return Submission(number=number, state="settled")
         remedy = (
             f'Write {{"number":{number},"state":"sent","batch_id":"ID"}} into it, with the id that the'
-            f" provider has given to the batch of {self.requests_of(number).name}, and no reply is lost. If"
-            " you remove the file instead, these requests are sent, and paid for, again."
+            f" provider has given to the batch of {self.file('requests', number).name}, and no reply is lost."
+            " If you remove the file instead, these requests are sent, and paid for, again."
         )
         submission = _decoded(path, written, Submission, remedy)
         if submission.state == "settled":  # replies were damaged or removed: fetch them again
@@ -343,7 +335,7 @@ class BatchFolder(Closing):
         self._number = max(self._number, number)
 
     def _read_replies(self, number: int) -> None:
-        offset, path = 0, self.replies_of(number)
+        offset, path = 0, self.file("replies", number)
         with path.open("rb") as file:
             for line in file:
                 with suppress(ValueError, RecursionError):  # a damaged reply; see `_read_submission`

@@ -239,7 +239,9 @@ async def test_results_that_the_provider_refuses_are_not_asked_for_again_and_aga
             with pytest.raises(BatchRefused) as refused:
                 await desk.look()
             assert refused.value.failure.status == status
-            assert (f"remove {files.submission_of(1)}:" in refused.value.failure.remedy) is (status == 404)
+            assert (f"remove {files.file('submissions', 1)}:" in refused.value.failure.remedy) is (
+                status == 404
+            )
             assert files.submissions[1] == sent
 
 
@@ -256,7 +258,7 @@ async def test_an_intact_reply_is_kept_if_the_provider_has_it_no_longer(tmp_path
         (submission,) = files.unsent()
         sent = files.keep(replace(submission, state="sent", batch_id="b1"))
         files.settle(sent, [Result(item=item, status=200) for item in (lost, kept)])
-        replies = files.replies_of(1)
+        replies = files.file("replies", 1)
     replies.write_bytes(b"\x00" + replies.read_bytes())
     with folder() as files:
         desk = BatchDesk(LlmEndpoint(LlmSettings(model="m")), files, Batching(folder="unused"))

@@ -90,14 +90,14 @@ def test_replies_are_read_by_the_next_process_and_not_asked_for_again(tmp_path: 
 def test_a_failed_request_is_asked_anew_only_in_a_turn_that_begins_anew(tmp_path: Path) -> None:
     with folder(tmp_path) as files:
         item = ask(files, 1, 1)
-        files.turn(1).write_text("a trace")
+        files.file("turns", 1).write_text("a trace")
         settled(files, Result(item=item, kind="timed_out", reason="timeout"))
         assert files.item_of(1, 1, b"{}") == item
         files.set_aside(1)
         again = ask(files, 1, 1)
         assert again != item
         assert files.item_of(1, 1, b"{}") == again
-        assert not files.turn(1).exists()
+        assert not files.file("turns", 1).exists()
 
 
 def test_a_folder_is_for_one_process_and_one_model(tmp_path: Path) -> None:
