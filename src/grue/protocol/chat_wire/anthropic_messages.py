@@ -230,8 +230,6 @@ class AnthropicMessages(w.WireFormat):
     own_fields = frozenset({"model", "messages", "system", "tools", "tool_choice", "stream"})
     limit_fields = frozenset({"max_tokens"})
     json_objects = False
-    echoes_text = True
-    results_carry_media = True
     assembler = AnthropicAssembler
     marks_results = True
     batches = "anthropic"

@@ -491,11 +491,9 @@ class ChatCompletions(w.WireFormat):
     inputs = frozenset({"image", "audio", "file"})
     own_fields = frozenset({"model", "messages", "tools", "tool_choice", "stream"})
     limit_fields = frozenset({"max_tokens", "max_completion_tokens"})
-    json_objects = True
     echoes_text = False
     results_carry_media = False
     assembler = ChatAssembler
-    marks_results = False
     batches: w.BatchFormName | None = "openai"
 
     def encode_items(

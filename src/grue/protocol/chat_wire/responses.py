@@ -319,11 +319,7 @@ class Responses(w.WireFormat):
     inputs = frozenset({"image", "file"})
     own_fields = frozenset({"model", "input", "tools", "tool_choice", "stream"})
     limit_fields = frozenset({"max_output_tokens"})
-    json_objects = True
-    echoes_text = True
-    results_carry_media = True
     assembler = ResponsesAssembler
-    marks_results = False
     batches = "openai"
 
     def encode_items(

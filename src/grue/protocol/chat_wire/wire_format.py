@@ -455,12 +455,12 @@ class WireFormat(Protocol):
     inputs: frozenset[MediaKind]  # besides text, as far as the format can express them
     own_fields: frozenset[str]  # of a request, set by the turn; `extra_body` may not replace them
     limit_fields: frozenset[str]  # the fields of a request that can limit the tokens of the reply
-    json_objects: bool  # whether a request can ask for a JSON object of any shape
-    echoes_text: bool  # whether the echo of a reply repeats the reply's text
-    results_carry_media: bool  # tool messages can have images and files; if not, a `Shown` has them
-    marks_results: bool  # whether tool messages can have a cache marker
+    json_objects: bool = True  # whether a request can ask for a JSON object of any shape
+    echoes_text: bool = True  # whether the echo of a reply repeats the reply's text
+    results_carry_media: bool = True  # tool messages can have images and files; if not, a `Shown` has them
+    marks_results: bool = False  # whether tool messages can have a cache marker
     assembler: Callable[[], Assembler]
-    batches: BatchFormName | None  # the form in which providers take batches; `None`: they take none
+    batches: BatchFormName | None = None  # the form in which providers take batches; `None`: they take none
 
     def path_of(self, model: str, *, stream: bool) -> str:
         """Return the path of a request."""
