@@ -1,6 +1,5 @@
 """Whether an interpreter prints bold and underlined words, tried with scripts that stand for it."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -34,16 +33,6 @@ def test_a_program_that_cannot_be_started_prints_nothing(tmp_path: Path) -> None
     unusable = tmp_path / "dfrotz"
     unusable.write_text("")
     assert not prints_styled_words(str(unusable))
-
-
-def test_a_program_is_tried_once_and_again_after_an_upgrade(tmp_path: Path) -> None:
-    counting = program(tmp_path, f"echo tried >> {tmp_path}/tries")
-    assert not prints_styled_words(str(counting))
-    assert not prints_styled_words(str(counting))
-    assert (tmp_path / "tries").read_text() == "tried\n"
-    newer = program(tmp_path, "echo bold underlined")
-    os.utime(newer, (0, 0))
-    assert prints_styled_words(str(newer))
 
 
 def test_the_story_that_it_plays_is_a_story(tmp_path: Path) -> None:
