@@ -17,8 +17,7 @@ from grue.config.settings import GameConfiguration
 from grue.hosts.servers import think
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted
 from grue.hosts.zork.games.house import HouseGame
-from grue.hosts.zork.orchestrator import EpisodeSetup, ZorkOrchestratorV2
-from grue.hosts.zork.past import read_past
+from grue.hosts.zork.orchestrator import EpisodeSetup, ZorkOrchestratorV2, read_past
 from grue.messages import RunTurn
 from grue.runtime.trace.recorder import Recorder
 from grue.testing import replay

@@ -11,10 +11,10 @@ from msgspec import Struct, structs
 from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.field_checks import fault_of
-from grue.hosts.zork.past import GamePast
 from grue.policies import StartAhead, StartWhen
 
 if TYPE_CHECKING:
+    from grue.hosts.zork.orchestrator import GamePast
     from grue.tracing.observers.outbox import Outbox
 
 
@@ -51,7 +51,7 @@ ASKED = ("offline", "model", "base_url", "mcp_config", "mcp")
 RECORDED = ("game", *ASKED, "turns", "seed", "turn_timeout_s", "interpreter")  # `--resume` restores them
 
 
-def as_started(options: PlayOptions, past: GamePast) -> PlayOptions:
+def as_started(options: PlayOptions, past: "GamePast") -> PlayOptions:
     """Return the recorded options of a resumed episode. Limits in `options` take precedence."""
     settings = past.started.settings
     if not settings:

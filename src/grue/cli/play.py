@@ -22,8 +22,14 @@ from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.games.zmachine import ZMachineGame
-from grue.hosts.zork.orchestrator import DEFAULT_MAX_TURNS, EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
-from grue.hosts.zork.past import GamePast, read_past
+from grue.hosts.zork.orchestrator import (
+    DEFAULT_MAX_TURNS,
+    EpisodeResult,
+    EpisodeSetup,
+    GamePast,
+    ZorkOrchestratorV2,
+    read_past,
+)
 from grue.runtime.safe_text import well_formed
 from grue.runtime.trace.recorder import Recorder
 from grue.tracing.facts import counted

@@ -15,8 +15,7 @@ from grue.hosting import GameConfiguration, RunFolder
 from grue.hosts.zork.bundled import bundled_server
 from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.games.catalogue import open_game
-from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
-from grue.hosts.zork.past import GamePast, read_past
+from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, GamePast, ZorkOrchestratorV2, read_past
 from grue.testing.offline import MODEL, OFFLINE_URL, ScriptedModelTransport, playbook_for
 from grue.transports.llm.endpoint import api_key
 

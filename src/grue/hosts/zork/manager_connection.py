@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import anyio
 from msgspec.structs import replace
@@ -23,24 +23,8 @@ from grue.runtime.processes.limits import ProcessLimits
 _SPARE_S = 1.0  # seconds that `disconnect_session` gets in addition to the time that a server gets to exit
 
 
-class SessionManager(Protocol):
-    """The coroutines of a manager object, which may raise any exception."""
-
-    async def connect_session(self) -> None:
-        """Connect."""
-
-    async def disconnect_session(self) -> None:
-        """Disconnect."""
-
-    async def get_tool_schemas(self) -> list[dict[str, Any]]:
-        """List the tools in OpenAI's format, named `server.tool`."""
-
-    async def call_tool(self, tool_name: str, arguments: dict[str, Any], timeout_seconds: float = 30) -> Any:
-        """Call a tool; raises `TimeoutError` on a timeout. Some managers have no `timeout_seconds`."""
-
-
 class ManagerConnection:
-    """One session with a manager object; a `ToolConnection`. Needs asyncio.
+    """One session with a manager object, whose coroutines may raise any exception. Needs asyncio.
 
     `connect_session` and `disconnect_session` run in the same task, outside any cancel scope: a manager may
     enter a task group in the first and leave it in the second, as the clients of the MCP SDK do. anyio raises
@@ -54,7 +38,7 @@ class ManagerConnection:
     report_s = 0.0
     """Seconds that `open` waits beyond its time limit; above 0 if the manager applies the limit itself."""
 
-    def __init__(self, manager: SessionManager, server: m.ServerName, note: Note) -> None:
+    def __init__(self, manager: Any, server: m.ServerName, note: Note) -> None:
         self._manager = manager
         self._server = server
         self._note = note
@@ -218,7 +202,7 @@ class ManagerConnection:
         self._note(m.ServerNoted(server=self._server, kind=kind, text=text), sender=self._server)
 
 
-def connect_manager(manager: SessionManager, server: m.ServerName) -> Connect:
+def connect_manager(manager: Any, server: m.ServerName) -> Connect:
     """Return a tool server for a `Runner`; raises `MCPError` if the manager lacks a method."""
     four = ("connect_session", "disconnect_session", "get_tool_schemas", "call_tool")
     missing = [name for name in four if not callable(getattr(manager, name, None))]

@@ -9,17 +9,18 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct, field, structs
 
 import grue
-from grue import FailurePolicy, HttpServer, MCPError, Recorder, StdioServer
+from grue import FailurePolicy, HttpServer, MCPError, Recorder, StdioServer, hosting
 from grue import messages as m
 from grue.config.mcp_servers import without_network
 from grue.engine.episode_past import ends_episode
-from grue.errors import GameError, LLMError, MCPConfigError, TurnTimedOut
+from grue.errors import GameError, LLMError, MCPConfigError, TraceError, TurnTimedOut
 from grue.hosting import Envelope, EpisodeResumed, GameConfiguration, LangfuseObserver, LoggerObserver
 from grue.hosts.zork import facts
 from grue.hosts.zork.agent import FALLBACK_ACTION, ZorkAgent
@@ -27,7 +28,6 @@ from grue.hosts.zork.client import LLMClient
 from grue.hosts.zork.games.catalogue import open_game
 from grue.hosts.zork.games.game import Game, Observation
 from grue.hosts.zork.manager import MCPManager
-from grue.hosts.zork.past import GamePast
 from grue.policies import Start
 from grue.protocol.chat_wire.profile import shown_endpoint
 from grue.runtime.safe_text import beginning
@@ -193,6 +193,47 @@ def _digest(value: object) -> str:
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value, order="sorted").decode()
+
+
+_FOR_GOOD = ("won", "died", "quit")
+
+
+class GamePast(hosting.Past[facts.EpisodeStarted], kw_only=True):
+    """The recorded part of an episode."""
+
+    decided: list[facts.Decided] = field(default_factory=list)
+    # The observations by turn, without those with a redacted secret.
+    shown: dict[int, facts.Observed] = field(default_factory=dict)
+    remembered: set[int] = field(default_factory=set)  # turns whose note about a place was recorded
+    # Too many fallbacks in a row ended the episode after this turn. A resumed episode counts only later ones.
+    forgiven: int = 0
+
+    @property
+    def turns(self) -> int:
+        """Number of turns with a decision."""
+        return len(self.decided)
+
+    def take_fact(self, envelope: Envelope[Any]) -> None:
+        """Update this object from the next envelope of the trace."""
+        match envelope.body:
+            case facts.Observed(turn=turn) as observed if not envelope.redacted:
+                self.shown.setdefault(turn, observed)
+            case facts.Decided() as decided:
+                self.decided.append(decided)
+                self.end = None
+            case facts.Remembered(turn=turn):
+                self.remembered.add(turn)
+            case hosting.EpisodeEnded(reason="fallbacks"):
+                self.forgiven = self.turns
+
+
+def read_past(path: Path) -> GamePast:
+    """Read how far an episode got. `path` is its run folder or the trace in the folder."""
+    read = GamePast.read(path, needed=(facts.Decided,), started=facts.EpisodeStarted, over=_FOR_GOOD)
+    for number, decision in enumerate(read.decided, start=1):
+        if decision.turn != number:
+            raise TraceError(f"{path} cannot be resumed: the decision of turn {number} is missing.")
+    return read
 
 
 DEFAULT_MAX_TURNS = 60

@@ -11,8 +11,7 @@ from grue.config.settings import GameConfiguration
 from grue.errors import GameError, TraceError
 from grue.hosts.zork.facts import Decided, EpisodeEnded, EpisodeStarted, Observed, Remembered
 from grue.hosts.zork.games.game import Observation
-from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, ZorkOrchestratorV2
-from grue.hosts.zork.past import GamePast, read_past
+from grue.hosts.zork.orchestrator import EpisodeResult, EpisodeSetup, GamePast, ZorkOrchestratorV2, read_past
 from grue.messages import (
     CompletionFailed,
     CompletionReceived,
