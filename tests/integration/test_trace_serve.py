@@ -8,7 +8,7 @@ import pytest
 from commands import DEADLINE_S, start
 from viewer_traces import small_episode
 
-from grue.cli import trace_views
+from grue.cli import trace
 
 pytestmark = pytest.mark.made_up_trace
 
@@ -45,6 +45,6 @@ def test_a_ctrl_c_right_after_the_address_is_printed_ends_it_as_usual(
         if " is at http://127.0.0.1:" in text:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(trace_views, "say", say)
-    trace_views.serve(tmp_path / "trace.jsonl", 0, open_browser=False)
+    monkeypatch.setattr(trace, "say", say)
+    trace.serve(tmp_path / "trace.jsonl", 0, open_browser=False)
     assert said[1:] == ["Ended."]

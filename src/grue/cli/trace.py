@@ -1,30 +1,41 @@
-"""`grue trace show`, `stats`, `cache` and `replay`: print a trace, or what can be computed from one."""
+"""The commands of `grue trace`, except `query` and `to-test`: print a trace, or what is computed from it."""
 
+import itertools
+import json
 import os
 import shutil
 import sys
+import threading
+import webbrowser
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import typer
 
-from grue.cli.saying import GRUE, say, shown_argument, shown_path
+from grue.cli.saying import GRUE, say, say_page, shown_argument, shown_path
 from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import os_cause
 from grue.runtime.safe_text import printable
+from grue.tracing import diff as differences
 from grue.tracing import replay as replaying
 from grue.tracing import show as table
 from grue.tracing import stats_table
 from grue.tracing.changes import Changes, parted
 from grue.tracing.columns import cut
 from grue.tracing.counts import EpisodeTally, count_episode
+from grue.tracing.diagram import WIDTH, mermaid, plain
 from grue.tracing.facts import counted
 from grue.tracing.filters import EVERYTHING, Filter, turn_of_line
+from grue.tracing.live_server import LiveFeed, serving
 from grue.tracing.message_words import kind_of_line
+from grue.tracing.page_file import refuse_foreign
 from grue.tracing.prompt_cache import CachedPrompt, CacheReport, cache_report, told
-from grue.tracing.reading import EpisodeEnvelope, EpisodeReader, open_episode
+from grue.tracing.reading import EpisodeEnvelope, EpisodeReader, open_episode, trace_schema
+from grue.tracing.turn_slices import split_turns
+from grue.tracing.viewer import write_comparison, write_html
 
 _UNKNOWN_WIDTH = 100
 _MOST_NAMES, _NAME_CHARS = 30, 60
@@ -252,3 +263,61 @@ def text_of(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = os_cause(error) if isinstance(error, OSError) else "it is not UTF-8"
         raise MCPConfigError(f"Cannot read {path}: {reason}.", path=str(path)) from error
+
+
+def diagram(file: Path, *, turn: int | None = None, as_mermaid: bool = False) -> None:
+    """Print a sequence diagram of one turn or all."""
+    drawn = False
+    slices = (each for each in split_turns(open_episode(file)) if turn in (None, each.turn))
+    envelopes = itertools.chain.from_iterable(each.envelopes for each in slices)
+    for line in mermaid(envelopes) if as_mermaid else plain(envelopes, width=table_width(None) or WIDTH):
+        say(line)
+        drawn = True
+    if turn is not None and not drawn:
+        raise TraceError(f"{file} has no turn {turn}.")
+
+
+def diff(left: Path, right: Path, *, every: bool = False) -> bool:
+    """Print how two traces differ (`every`: all differences in full), and return whether they are equal."""
+    readers = open_episode(left), open_episode(right)
+    divergences = differences.diff(*readers)
+    first = [*itertools.islice(divergences, 1)]
+    found = differences.render(itertools.chain(first, divergences), every=every)
+    for line in itertools.chain(found, differences.changed_answers(*readers)):
+        say(line)
+    for name, reader in zip("AB", readers, strict=True):
+        if reader.cut_short:
+            say(f"The last line of {name} was cut short: it is being written, or its writer was killed.")
+    return not first
+
+
+def html(file: Path, other: Path | None, out: Path | None, open_browser: bool) -> None:
+    """Write an HTML page of a trace, or of two side by side, by default beside the trace; print its path."""
+    trace = open_episode(other or file).path
+    page = out or (trace.with_suffix(".html") if other is None else trace.with_name("comparison.html"))
+    if out is None:
+        refuse_foreign(page, "page" if other is None else "compare")
+    if other is None:
+        write_html(file, page)
+    else:
+        turn = write_comparison(file, other, page)
+        say(f"The traces differ from turn {turn} on." if turn else "The traces are identical.")
+    say_page(page, open_browser)
+
+
+def serve(file: Path, port: int, open_browser: bool) -> None:
+    """Serve an HTML page that shows a trace and follows it as it grows, until Ctrl-C."""
+    with LiveFeed(file) as feed, serving(feed, port) as server:
+        try:
+            say(f"{shown_path(feed.reader.path)} is at {server.url}")
+            say("Only this machine can reach it. Ctrl-C ends it.", err=True)
+            if open_browser and not webbrowser.open(server.url):
+                say("There is no browser to show it; open the address yourself.", err=True)
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            say("Ended.", err=True)
+
+
+def schema() -> None:
+    """Print the JSON Schema of the trace format that this version writes."""
+    typer.echo(json.dumps(trace_schema(), indent=2))

@@ -1,8 +1,4 @@
-"""The subcommands of `grue trace` and their options.
-
-`trace.py` prints texts and statistics, `trace_views.py` diagrams, differences and pages. What a command
-computes from a trace is in `tracing/`.
-"""
+"""The subcommands of `grue trace` and their options. What they compute from a trace is in `tracing/`."""
 
 from pathlib import Path
 from typing import Literal
@@ -157,7 +153,7 @@ def trace_diagram(
     mermaid: bool = opt.flag("--mermaid", "Print the diagram as source text for Mermaid."),
 ) -> None:
     """Print the messages of an episode as a sequence diagram."""
-    from grue.cli.trace_views import diagram
+    from grue.cli.trace import diagram
 
     take_interrupts()
     diagram(chosen_trace(file), turn=turn, as_mermaid=mermaid)
@@ -176,7 +172,7 @@ def trace_diff(
     recorded before and after them. The exit status is 0 if there is no
     difference, and 1 if there is one, or if a trace cannot be read.
     """
-    from grue.cli.trace_views import diff
+    from grue.cli.trace import diff
 
     take_interrupts()
     return diff(left, right, every=every)
@@ -196,13 +192,10 @@ def trace_html(
 
     The page is one file and works offline.
     """
-    from grue.cli.trace_views import comparison, html
+    from grue.cli.trace import html
 
     take_interrupts()
-    if file is not None and other is not None:
-        comparison(file, other, out, open_browser)
-    else:
-        html(chosen_trace(file), out, open_browser)
+    html(chosen_trace(file), other, out, open_browser)
 
 
 @trace_app.command("serve")
@@ -218,7 +211,7 @@ def trace_serve(
     The command ends at Ctrl-C, with status 0. Only this machine can reach the
     page, and only at the printed address, which has a random part.
     """
-    from grue.cli.trace_views import serve
+    from grue.cli.trace import serve
 
     take_interrupts()
     serve(chosen_trace(file), port, open_browser)
@@ -348,7 +341,7 @@ def trace_to_test(
 @trace_app.command("schema")
 def trace_schema() -> None:
     """Print the JSON Schema of trace files: their header, their lines and every message."""
-    from grue.cli.trace_views import schema
+    from grue.cli.trace import schema
 
     take_interrupts()
     schema()

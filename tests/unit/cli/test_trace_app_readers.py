@@ -9,8 +9,7 @@ from trace_files import TraceFile
 from typer.testing import CliRunner
 
 from grue.cli.app import app
-from grue.cli.trace import changes_from, replay
-from grue.cli.trace_views import diagram, diff
+from grue.cli.trace import changes_from, diagram, diff, replay
 from grue.errors import MCPConfigError, TraceError
 from grue.messages import RunTurn
 from grue.tracing.changes import Changes

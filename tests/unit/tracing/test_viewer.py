@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from viewer_traces import EpisodeTape, TurnTape, begin, small_episode
 
-from grue.cli.trace_views import comparison, html
+from grue.cli.trace import html
 from grue.errors import TraceError
 from grue.hosts.zork.facts import Observed
 from grue.tracing.page_feed import MAX_MESSAGE_CHARS
@@ -207,8 +207,8 @@ def test_a_page_replaces_only_a_regular_file(trace: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_without_a_name_for_the_page_a_file_of_ones_own_stays(trace: Path) -> None:
     for page, write in (
-        (trace.with_suffix(".html"), lambda: html(trace, None, False)),
-        (trace.with_name("comparison.html"), lambda: comparison(trace, trace, None, False)),
+        (trace.with_suffix(".html"), lambda: html(trace, None, None, False)),
+        (trace.with_name("comparison.html"), lambda: html(trace, trace, None, False)),
     ):
         page.write_text("mine")
         with pytest.raises(TraceError, match="a file that grue did not write"):
@@ -240,11 +240,11 @@ def test_the_command_writes_beside_the_trace_or_where_it_is_told(
 ) -> None:
     shown: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda address: shown.append(address) or len(shown) < 2)
-    html(tmp_path, None, open_browser=False)
+    html(tmp_path, None, None, open_browser=False)
     assert capsys.readouterr().out == f"Wrote {tmp_path / 'trace.html'}\n"
     assert (tmp_path / "trace.html").exists()
     assert shown == []
-    html(trace, tmp_path / "other.html", open_browser=True)
+    html(trace, None, tmp_path / "other.html", open_browser=True)
     assert shown == [(tmp_path / "other.html").as_uri()]
-    html(trace, tmp_path / "other.html", open_browser=True)
+    html(trace, None, tmp_path / "other.html", open_browser=True)
     assert "There is no browser" in capsys.readouterr().err

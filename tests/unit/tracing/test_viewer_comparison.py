@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from viewer_traces import EpisodeTape, begin, plain_turn, small_episode
 
-from grue.cli.trace_views import comparison
+from grue.cli.trace import html
 from grue.errors import TraceError
 from grue.tracing import viewer as page_of_two
 from grue.tracing.viewer import write_comparison
@@ -60,8 +60,8 @@ def test_very_many_differences_are_cut(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_command_says_where_the_traces_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     left, right = episode(tmp_path / "a.jsonl", "x", "y"), episode(tmp_path / "b.jsonl", "x", "z")
-    comparison(left, right, None, open_browser=False)
+    html(left, right, None, open_browser=False)
     page = tmp_path / "comparison.html"
     assert capsys.readouterr().out == f"The traces differ from turn 2 on.\nWrote {page}\n"
-    comparison(left, left, tmp_path / "same.html", open_browser=False)
+    html(left, left, tmp_path / "same.html", open_browser=False)
     assert capsys.readouterr().out.startswith("The traces are identical.\n")

@@ -7,12 +7,11 @@ from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
 
 from grue.cli.chat import lines
-from grue.cli.chat.asking import Question
 from grue.cli.chat.commands import ChatCommands, UnknownCommand
 from grue.cli.chat.facts import read_chat
 from grue.cli.chat.person import LineReader, Person, Reader
 from grue.cli.chat.screen import Noticed, PipeScreen, Screen, TerminalScreen
-from grue.cli.chat.talk import ChatOptions, Talk, as_started, wire_chat
+from grue.cli.chat.talk import ChatOptions, Question, Talk, as_started, wire_chat
 from grue.cli.live_story import Line
 from grue.cli.live_terminal import Terminal
 from grue.cli.saying import GRUE, from_here, shown_argument, shown_path

@@ -5,10 +5,12 @@ turn, the trace records its name and size. `/undo` copies the file up to this si
 continues in the copy. So `/undo` also works for turns of an earlier run.
 """
 
+import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from concurrent.futures import Future, InvalidStateError
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +20,6 @@ from msgspec.structs import replace
 import grue
 from grue import messages as m
 from grue.cli.chat import facts
-from grue.cli.chat.asking import Question
 from grue.cli.chat.screen import Noticed
 from grue.cli.episode_options import ASKED, EpisodeOptions, existing, recorded_options, resumed_options
 from grue.cli.project import BUNDLED_SERVER, KnownServers, declines_mcp, known_servers, watched_server
@@ -181,6 +182,29 @@ class ChatResult(Struct, frozen=True, kw_only=True):
     tokens: int
     cost_usd: float | None
     duration_s: float  # duration of the last run
+
+
+class Question:
+    """A turn's question: whether to make a reply's tool calls, or what input to give to a server.
+
+    It goes from the turn, which runs in a thread of its own, to the main thread, which alone reads the
+    terminal: if two threads read, each would get some of the keys. The answer is a list of
+    `ApprovalDecision`s, or a JSON object or a `Declined`.
+    """
+
+    def __init__(self, asked: tuple[ApprovalQuestion, ...] | ElicitationRequest) -> None:
+        self.asked = asked
+        self._answered: Future[Any] = Future()
+
+    async def put(self, report: Callable[["Question"], object]) -> Any:
+        """Pass the question to `report`; return the answer when it comes. Called in the turn's event loop."""
+        report(self)
+        return await asyncio.wrap_future(self._answered)
+
+    def answer(self, answer: object) -> None:
+        """Answer the question. Can be called in any thread."""
+        with suppress(InvalidStateError):  # the turn was cancelled
+            self._answered.set_result(answer)
 
 
 class Talk:

@@ -7,7 +7,7 @@ import anyio.to_thread
 import pytest
 from promises import cancelled_when
 
-from grue.cli.chat.asking import Question
+from grue.cli.chat.talk import Question
 from grue.messages import ServerName
 from grue.policies import ApprovalQuestion
 from grue.tool_sessions.server_requests import Declined, ElicitationRequest
