@@ -3,12 +3,9 @@
 Descriptions are printable, but untrusted. In a comparison, `2` equals `2.0`, but `true` does not equal `1`.
 """
 
-import functools
 import itertools
 import os.path
 import re
-import types
-import typing
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 
@@ -49,7 +46,6 @@ class Comparison:
         ids: frozenset[str] = frozenset(),
         same_text: Callable[[str, str], bool] | None = None,
     ) -> None:
-        self._special = ignored | ids
         self._ignored = ignored
         self._ids = ids
         self._same_text = same_text
@@ -58,7 +54,8 @@ class Comparison:
 
     def differences(self, left: object, right: object, path: str = "$") -> Iterator[Difference]:
         """Yield the differences between two values, in the order of the fields, and remember paired ids."""
-        if not self._holds_special(left) and _json(left) == _json(right):
+        # Compare plain JSON at once. In a compared message, only fields and tuples hold Structs.
+        if not isinstance(left, Struct | tuple) and _json(left) == _json(right):
             return
         if isinstance(left, Struct) and type(left) is type(right):
             yield from self._of_fields(left, right, path)
@@ -100,35 +97,10 @@ class Comparison:
         back = self._back.setdefault((name, right), left)
         return there == right and back == left
 
-    def _holds_special(self, value: object) -> bool:
-        if isinstance(value, Struct):
-            return not self._special.isdisjoint(_fields_within(type(value)))
-        # In a compared message, only fields and tuples hold Structs; lists and dicts hold plain JSON.
-        return isinstance(value, tuple) and any(map(self._holds_special, value))
-
 
 def is_one_of(names: frozenset[str], value: Struct, field: str) -> bool:
     """Return whether `names` contains the name `field`, alone or after the class of `value` and a dot."""
     return field in names or f"{type(value).__name__}.{field}" in names
-
-
-@functools.cache
-def _fields_within(kind: type[Struct]) -> frozenset[str]:
-    """Return all fields of a Struct and of the Structs that it can hold, as `field` and `Class.field`."""
-    names: set[str] = set()
-    seen: set[object] = set()
-    hints: list[object] = [kind]
-    while hints:
-        hint = hints.pop()
-        if isinstance(hint, type) and issubclass(hint, Struct):
-            if hint not in seen:
-                seen.add(hint)
-                names.update(hint.__struct_fields__)
-                names.update(f"{hint.__name__}.{name}" for name in hint.__struct_fields__)
-                hints.extend(typing.get_type_hints(hint).values())
-        elif isinstance(hint, types.UnionType) or typing.get_origin(hint) is not None:
-            hints.extend(typing.get_args(hint))
-    return frozenset(names)
 
 
 def _json(value: object) -> bytes | None:
