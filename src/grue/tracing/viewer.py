@@ -27,7 +27,7 @@ from grue.tracing.reading import EpisodeReader, open_episode
 _MOST_IN_NOTEBOOK = 8_000_000  # most characters: a notebook stores the page in its own file
 STYLE = ("viewer", "story")
 SCRIPTS = (
-    "dom", "trace", "virtual_list", "flow_list", "lanes", "timeline", "json_view", "tree", "matches",
+    "dom", "trace", "flow_list", "row_list", "lanes", "timeline", "json_view", "tree", "matches",
     "detail", "filters", "passages", "story", "head", "request", "plot", "address", "keys", "viewer",
     "pieces", "live", "main",
 )  # fmt: skip

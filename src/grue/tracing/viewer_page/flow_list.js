@@ -11,7 +11,7 @@ class FlowList {
    * in pixels. chosen: called with an item that was clicked. scrolled: called after each redraw.
    */
   constructor(box, { draw, estimate, chosen = () => {}, scrolled = () => {} }) {
-    Object.assign(this, { box, draw, estimate, scrolled, items: [], active: null, drawn: new Map(), heights: new Map() });
+    Object.assign(this, { box, draw, estimate, scrolled, items: [], active: null, drawn: new Map(), heights: new Map(), indexOf: new Map() });
     this.space = box.appendChild(element("div", { class: "flow-space" }));
     this.view = this.space.appendChild(element("div", { class: "flow-view" }));
     this.width = box.clientWidth;
@@ -89,7 +89,7 @@ class FlowList {
 
   /** Draw the items for a printer: all of them, but at most MOST_PRINTED. */
   printing() {
-    if (!this.items.length || !this.box.clientHeight) return;
+    if (!this.items.length || this.hidden) return;
     this.onPaper = true;
     this.fill(0, Math.min(this.items.length, MOST_PRINTED) - 1);
   }
@@ -119,10 +119,26 @@ class FlowList {
     return this.at(this.box.scrollTop + 1);
   }
 
+  get hidden() {
+    return !this.box.clientHeight;
+  }
+
+  /** Return whether a part of an item is in view. */
+  shows(item) {
+    const { scrollTop, clientHeight } = this.box;
+    const index = this.indexOf.get(item);
+    return index !== undefined && this.tops[index + 1] > scrollTop && this.tops[index] < scrollTop + clientHeight;
+  }
+
+  /** Return the item so many places after the active one, but at most the last, or at least the first. */
+  neighbour(by) {
+    return itemAt(this.items, (this.indexOf.get(this.active) ?? (by > 0 ? -1 : this.items.length)) + by);
+  }
+
   redraw(pinned = null) {
     const { box } = this;
     if (this.onPaper) return;
-    if (!this.items.length || !box.clientHeight) {
+    if (!this.items.length || this.hidden) {
       this.forget();
       return;
     }
@@ -163,8 +179,14 @@ class FlowList {
   make(index) {
     const made = this.draw(this.items[index]);
     made.tabIndex = -1;
-    if (this.items[index] === this.active) made.setAttribute("aria-current", "true");
-    return this.numbered(made, index);
+    this.numbered(made, index);
+    this.mark(made, this.items[index] === this.active);
+    return made;
+  }
+
+  mark(made, active) {
+    if (active) made.setAttribute("aria-current", "true");
+    else made.removeAttribute("aria-current");
   }
 
   numbered(made, index) {
@@ -191,9 +213,13 @@ class FlowList {
     return changed;
   }
 
-  /** Make an item the active one and scroll to it: to the top (`top`), no further than needed (`near`), or not (`stay`). */
+  /**
+   * Make an item the active one and scroll to it: to the top (`top`), no further than needed (`near`), so that it
+   * is in the upper part if it was out of view (`mid`), or not (`stay`).
+   */
   activate(item, where = "near") {
-    this.drawn.get(this.indexOf.get(this.active))?.removeAttribute("aria-current");
+    const before = this.drawn.get(this.indexOf.get(this.active));
+    if (before) this.mark(before, false);
     this.active = item;
     const index = this.indexOf.get(item);
     if (index === undefined) return;
@@ -201,13 +227,15 @@ class FlowList {
     const [top, bottom] = [this.tops[index], this.tops[index + 1]];
     if (where === "stay") this.redraw();
     else if (where === "top") this.redraw({ index, below: 0 });
+    else if (where === "mid" && (top < scrollTop || bottom > scrollTop + clientHeight)) this.redraw({ index, below: -clientHeight / 3 });
     else if (top < scrollTop || bottom - top > clientHeight) this.redraw({ index, below: -12 });
     else if (bottom > scrollTop + clientHeight) this.redraw({ index, below: bottom - top - clientHeight + 12 });
     else this.redraw();
-    this.drawn.get(index)?.setAttribute("aria-current", "true");
+    const made = this.drawn.get(index);
+    if (made) this.mark(made, true);
   }
 
   get activeElement() {
-    return this.drawn.get(this.indexOf?.get(this.active)) ?? null;
+    return this.drawn.get(this.indexOf.get(this.active)) ?? null;
   }
 }

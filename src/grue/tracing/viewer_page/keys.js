@@ -79,7 +79,7 @@ class Keys {
       return { ...moves, PageDown: () => scroll(1), PageUp: () => scroll(-1), " ": () => scroll(1), Enter: () => viewer.story.toggle() };
     }
     const [box, height, enter] = viewer.tab === "table"
-      ? [byId("table-turns"), TABLE_ROW, () => viewer.pickTurn(viewer.table.items[viewer.table.active])]
+      ? [byId("table-turns"), TABLE_ROW, () => viewer.pickTurn(viewer.table.active)]
       : [byId("messages"), ROW_HEIGHT, () => viewer.intoDetail()];
     const page = Math.max(1, Math.floor(box.clientHeight / height) - 1);
     return { ...moves, PageDown: () => viewer.step(page), PageUp: () => viewer.step(-page), Enter: enter };

@@ -67,7 +67,7 @@ class Story {
 
   /** Make a passage, a turn or the card the active one. */
   choose(item, where = "near") {
-    if (!item || this.list.indexOf?.get(item) === undefined) return;
+    if (!this.list.indexOf.has(item)) return;
     this.list.activate(item, where);
     this.moved();
   }
@@ -88,11 +88,8 @@ class Story {
 
   /** The turn of the active passage if this passage is in view, otherwise the turn of the passage at the top. */
   get turn() {
-    const { items, active, indexOf, firstVisible } = this.list;
-    const at = indexOf?.get(active);
-    const top = this.list.box.scrollTop;
-    const inView = at !== undefined && this.list.tops[at + 1] > top && this.list.tops[at] < top + this.list.box.clientHeight;
-    const item = inView ? active : items[firstVisible];
+    const { items, active, firstVisible } = this.list;
+    const item = this.list.shows(active) ? active : items[firstVisible];
     if (!item || item.card) return this.trace.turns.find((turn) => turn.number) ?? this.trace.turns[0];
     return item.number === undefined ? item.at : item;
   }

@@ -20,21 +20,21 @@ class Viewer {
       picked: ({ turn, seq }) => this.toStory(seq ? trace.passageOf.get(String(seq)) : turn),
       changed: () => this.addressSoon(),
     });
-    this.list = new VirtualList(byId("messages"), {
+    this.list = new RowList(byId("messages"), {
       rowHeight: ROW_HEIGHT,
       draw: (item) => (item.seq ? drawMessage(trace, item, this.laneWidth, this.filters.words) : drawTurnHead(item)),
-      picked: (item) => this.pick(item),
+      chosen: (item) => this.pick(item),
       scrolled: () => this.follow(),
     });
-    this.turnList = new VirtualList(byId("turns"), {
+    this.turnList = new RowList(byId("turns"), {
       rowHeight: TURN_ROW,
       draw: (turn) => drawTurnEntry(trace, turn),
-      picked: (turn) => this.pickTurn(turn),
+      chosen: (turn) => this.pickTurn(turn),
     });
-    this.table = new VirtualList(byId("table-turns"), {
+    this.table = new RowList(byId("table-turns"), {
       rowHeight: TABLE_ROW,
       draw: drawTableRow,
-      picked: (turn) => this.pickTurn(turn),
+      chosen: (turn) => this.pickTurn(turn),
     });
     this.fillIn();
     this.listen();
@@ -137,12 +137,11 @@ class Viewer {
       for (const message of messages) items.push(message);
       count += messages.length;
     }
-    this.indexOf = new Map(items.map((item, index) => [item, index]));
-    const { scrollTop } = this.list.box;
-    this.list.show(items, (this.updating && this.indexOf.get(this.selected)) ?? -1);
-    if (this.updating) this.list.box.scrollTop = scrollTop;
-    else if (this.selected && this.indexOf.has(this.selected)) this.list.activate(this.indexOf.get(this.selected), "mid");
-    else this.list.box.scrollTop = 0;
+    this.list.show(items);
+    if (!this.updating) {
+      if (!this.list.indexOf.has(this.selected)) this.list.box.scrollTop = 0;
+      this.list.activate(this.selected, "mid");
+    }
     return [count, this.trace.messageOf.size, "message"];
   }
 
@@ -174,9 +173,8 @@ class Viewer {
     };
     const turns = [...this.turnsShown()].sort(orders[byId("order").value]);
     const numbered = turns.filter(({ number }) => number);
-    const chosen = this.table.items[this.table.active];
-    this.turnList.show(turns, turns.indexOf(chosen));
-    this.table.show(numbered, numbered.indexOf(chosen));
+    this.turnList.show(turns);
+    this.table.show(numbered);
     this.shownTurn = null;
     this.follow();
   }
@@ -190,9 +188,8 @@ class Viewer {
   }
 
   turnOfMessages() {
-    const active = this.list.active;
-    const inView = active >= this.list.firstVisible && active <= this.list.lastVisible;
-    const item = this.list.items[inView ? active : this.list.firstVisible];
+    const { items, active, firstVisible } = this.list;
+    const item = this.list.shows(active) ? active : items[firstVisible];
     const turn = item && (item.seq ? this.trace.turnOf.get(item.turn) : item);
     // Messages before the first turn have hardly any duration: show the time line of the first turn.
     return turn && !turn.number && !this.selected ? this.trace.turns[1] ?? turn : turn;
@@ -205,7 +202,7 @@ class Viewer {
       byId("timeline").replaceChildren(drawTimeline(this.trace, turn, byId("timeline").clientWidth));
     }
     this.overview.cursor.setAttribute("x", this.trace.turns.indexOf(turn) * this.overview.step);
-    for (const list of [this.turnList, this.table]) list.activate(list.items.indexOf(turn));
+    for (const list of [this.turnList, this.table]) list.activate(turn);
   }
 
   /** Highlight the searched text in the visible part of the page. */
@@ -222,8 +219,8 @@ class Viewer {
 
   select(item, where = item && !item.seq ? "top" : "mid") {
     this.selected = item;
-    if (item && !this.indexOf?.has(item)) this.filters.clear();
-    this.list.activate(item ? this.indexOf.get(item) : -1, where);
+    if (item && !this.list.indexOf.has(item)) this.filters.clear();
+    this.list.activate(item, where);
     this.showDetail();
     this.follow();
   }
@@ -403,8 +400,7 @@ class Viewer {
 
   step(by) {
     if (this.tab === "table") {
-      const { items, active } = this.table;
-      if (items.length) this.showTurn(itemAt(items, active + by));
+      if (this.table.items.length) this.showTurn(this.table.neighbour(by));
       return;
     }
     if (this.tab === "story") {
@@ -412,9 +408,7 @@ class Viewer {
       this.addressSoon();
       return;
     }
-    const { items, active } = this.list;
-    const from = active >= 0 ? active : by > 0 ? -1 : items.length;
-    this.move(itemAt(items, from + by), "near");
+    this.move(this.list.neighbour(by), "near");
   }
 
   stepTurn(by) {
@@ -534,8 +528,7 @@ class Viewer {
   }
 
   stepInTurns(by) {
-    const { items, active } = this.turnList;
-    const turn = itemAt(items, active + by);
+    const turn = this.turnList.neighbour(by);
     if (this.tab === "messages") this.move(turn);
     else if (this.tab === "table" && turn) this.showTurn(turn);
     else this.toStory(turn);
