@@ -73,7 +73,7 @@ def test_the_report_shows_the_fleet_and_asks_nobody_for_anything(
 def test_the_report_says_what_it_leaves_out(open_page: Any, tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, played, prompts=("short", "long"), questions=1, repetitions=2)
     ids = sorted(each.id for each in fleet.episodes())
-    fleet.write_latest(bytes.fromhex(ids[0]))
+    fleet.write_latest([ids[0]])
     write_report(tmp_path, tmp_path / "report.html")
     facts = open_page(tmp_path / "report.html").page.locator("#facts")
     expect(facts).to_have_text("1 episode, 0 without a result, 3 not in the latest sweep and left out")

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from grue.errors import FleetError, TraceError
-from grue.fleet.broker import Amount, Broker, Costs, Granted, Limits, NotYet, Refused, ServerPlaces
+from grue.fleet.broker import Amount, Broker, Costs, Limits, NotYet, Refused, ServerPlaces
 from grue.fleet.folder import LEDGER, FleetFolder
 from grue.runtime.files import LineFile, os_errors_as
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
@@ -36,6 +36,11 @@ class _Line(Struct, frozen=True, omit_defaults=True):
     requests: int = 0
     tokens: int = 0
     money_usd: float = 0.0
+
+
+def _written(kind: str, id_: str, amount: Amount) -> bytes:
+    line = _Line(kind, id_, amount.requests, amount.tokens, round(amount.money_usd, 9))
+    return msgspec.json.encode(line)
 
 
 class Reservation(Struct, frozen=True):
@@ -80,7 +85,7 @@ class Accounts:
             while not self._failed:
                 changed = self._changed = self._changed or anyio.Event()
                 match self.broker.ask(wanted, time.monotonic()):
-                    case Granted(reserved):
+                    case Amount() as reserved:
                         number = f"{self._run}-{next(self._numbers)}"
                         reservation = Reservation(number, reserved, wanted.model)
                         if self._write("reserved", reservation, reserved):
@@ -127,10 +132,8 @@ class Accounts:
         self._left = None
 
     def _write(self, kind: str, reservation: Reservation, amount: Amount) -> bool:
-        money_usd = round(amount.money_usd, 9)
-        line = _Line(kind, reservation.number, amount.requests, amount.tokens, money_usd)
         try:
-            self._ledger.write(msgspec.json.encode(line))
+            self._ledger.write(_written(kind, reservation.number, amount))
         except TraceError as error:
             # Refuse all further requests: without the ledger, the next run would not know what they cost.
             self._failed = self._failed or f"what a request costs cannot be recorded. {error}"
@@ -189,10 +192,9 @@ class Claims:
 
 def add_to_ledger(folder: FleetFolder, episode: str, spent: Amount) -> None:
     """Add an attempt's cost to the ledger in a run without limits on requests; may raise `TraceError`."""
-    line = _Line("settled", episode, spent.requests, spent.tokens, round(spent.money_usd, 9))
     with contextlib.closing(LineFile(folder.path / LEDGER, "ledger")) as file:
         file.cut_half_line()
-        file.write(msgspec.json.encode(line))
+        file.write(_written("settled", episode, spent))
 
 
 def read_ledger(folder: FleetFolder) -> Amount:

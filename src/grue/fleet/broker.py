@@ -20,7 +20,6 @@ import operator
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from typing import TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import astuple
@@ -211,12 +210,6 @@ class Costs(Struct, frozen=True):
     refused: str = ""  # as in `Broker`
 
 
-class Granted(Struct, frozen=True):
-    """The request may start now. `reserved` is the most that it can cost, as far as it is known."""
-
-    reserved: Amount
-
-
 class NotYet(Struct, frozen=True):
     """The request must wait: ask again when another request has ended, or after `after_s` seconds, if set."""
 
@@ -227,9 +220,6 @@ class Refused(Struct, frozen=True):
     """The request must not start, now or later. `why` is the reason."""
 
     why: str
-
-
-Answer: TypeAlias = Granted | NotYet | Refused
 
 
 class Broker(Struct):
@@ -250,8 +240,8 @@ class Broker(Struct):
     _allowance_at: float | None = None
     _halved_at: float = -math.inf
 
-    def ask(self, wanted: exchange.WantedRequest, now: float) -> Answer:
-        """Return whether `wanted` may start at `now` (monotonic seconds); if so, reserve its highest cost."""
+    def ask(self, wanted: exchange.WantedRequest, now: float) -> Amount | NotYet | Refused:
+        """If a request may start at `now` (monotonic seconds), reserve and return its highest known cost."""
         amount = self.most(wanted)
         if isinstance(amount, Refused):
             return amount
@@ -266,7 +256,7 @@ class Broker(Struct):
             self._short = True
             return NotYet(None)
         self._start(amount, now)
-        return Granted(amount)
+        return amount
 
     def settle(self, reserved: Amount, outcome: exchange.RequestOutcome, model: str, now: float) -> Amount:
         """Replace an ended request's reservation by its cost, and adapt window and pause. Return the cost."""

@@ -236,10 +236,7 @@ class Driver:
         work, digests = self._plan.work, FileDigests()
         forget_cached()
         # Write the ids before an episode is played, so that reports on a running or killed sweep are right.
-        ids = self._ids(digests)
-        self._folder.write_latest(ids if self._plan.whole else None)
-        # If a case's file changed between two runs of `map`, reports use the id that is last in `named.txt`.
-        self._folder.write_named(ids)
+        self._write_ids(digests)
         for number, planned in enumerate(self._plan.cases()):
             if number % _LOOK_EVERY == 0:
                 raise_deferred()
@@ -279,22 +276,23 @@ class Driver:
                 batch=self._batches is not None,
             )
 
-    def _ids(self, digests: FileDigests) -> bytes:
-        """Return all ids, as joined bytes; raises `FleetError` if two cases make the same episode."""
-        ids: dict[bytes, None] = {}
+    def _write_ids(self, digests: FileDigests) -> None:
+        """Write the ids of all cases; raises `FleetError` if two cases make the same episode."""
+        ids: dict[str, None] = {}
         for number, planned in enumerate(self._plan.cases()):
             if number % _LOOK_EVERY == 0:
                 raise_deferred()  # a million cases take a minute
             case, _, id_ = self._plan.work.identified(planned, self._plan.version, digests)
-            digits = bytes.fromhex(id_)
-            if digits in ids:
+            if id_ in ids:
                 written = msgspec.json.encode(case.settings).decode()
                 raise FleetError(
                     f"Two cases are the same one, {written:.200}. Leave one out; for more episodes of it,"
                     " raise repetitions."
                 )
-            ids[digits] = None
-        return b"".join(ids)
+            ids[id_] = None
+        self._folder.write_latest(ids if self._plan.whole else None)
+        # If a case's file changed between two runs of `map`, reports use the id that is last in `named.txt`.
+        self._folder.write_named(ids)
 
     def _commit_of(self, folder: EpisodeFolder) -> Commit | None:
         try:

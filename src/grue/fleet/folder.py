@@ -31,7 +31,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -262,27 +262,26 @@ class FleetFolder:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(self.path / MANIFEST, _written(manifest), fsync=True)
 
-    def write_latest(self, ids: bytes | None) -> None:
-        """Write the ids (as concatenated bytes) of the latest sweep, if possible; `None`: remove the file."""
+    def write_latest(self, ids: Iterable[str] | None) -> None:
+        """Write the ids of the latest sweep's episodes, if possible; `None`: remove the file."""
         path = self.path / LATEST
         with contextlib.suppress(OSError):
             if ids is None:
                 path.unlink(missing_ok=True)
             else:
-                write_whole(path, ids.hex("\n", -ID_LENGTH // 2).encode())
+                write_whole(path, "\n".join(ids).encode())
 
     def latest(self) -> frozenset[str] | None:
         """Return the ids of the episodes of the latest sweep; `None`: its file is missing or unreadable."""
         ids = self._ids(LATEST)
         return None if ids is None else frozenset(ids)
 
-    def write_named(self, ids: bytes) -> None:
-        """Put `ids` (as concatenated bytes) at the end of `named.txt`, if possible."""
+    def write_named(self, ids: Collection[str]) -> None:
+        """Put `ids` at the end of `named.txt`, if possible."""
         # Readers use the order in this file, not the times of files, which a copy of the folder may not have.
-        ours = dict.fromkeys(ids.hex("\n", -ID_LENGTH // 2).split())
-        before = [each for each in self.named() if each not in ours]
+        before = (each for each in self.named() if each not in ids)
         with contextlib.suppress(OSError):
-            write_whole(self.path / NAMED, "\n".join((*before, *ours)).encode())
+            write_whole(self.path / NAMED, "\n".join((*before, *ids)).encode())
 
     def named(self) -> list[str]:
         """Return the ids in `named.txt`, the latest run's at the end; empty if the file cannot be read."""

@@ -158,6 +158,8 @@ class _File(NamedTuple):
 
 
 def _groups(sweep: Sweep) -> Iterator[tuple[KeyPath, m.JsonObject]]:
+    for axis, values in sweep.grid.items():
+        yield from ((("grid",), {axis: value}) for value in _values(values))
     yield ("settings",), sweep.settings
     for name in ("cases", "include", "exclude"):
         yield from (((name, number), each) for number, each in enumerate(getattr(sweep, name)))
@@ -173,17 +175,23 @@ def _check(sweep: Sweep, file: _File) -> None:
         sweep.cap  # noqa: B018 - `ServerCap` checks its values when it is made
     except FleetError as error:
         raise file.error(("servers",), str(error)) from error
-    lists = {name: axis for name, axis in sweep.grid.items() if isinstance(axis, list)}
-    axes = ((("grid",), {name: value}) for name, axis in lists.items() for value in axis)
-    for place, group in itertools.chain(axes, _groups(sweep)):
+    size = len(sweep.cases) or int(bool(sweep.grid) or not sweep.include)
+    for name, axis in sweep.grid.items():
+        if not _values(axis):
+            raise file.error(("grid", name), f"the axis {name!r} has no values.")
+        size *= axis.last - axis.first + 1 if isinstance(axis, Span) else len(axis)
+    size = sweep.repetitions * (size + len(sweep.include))
+    if size > MOST_CASES:
+        raise FleetError(
+            f"{file.document.path}: the sweep has {size:,} episodes; the most are {MOST_CASES:,}."
+        )
+    for place, group in _groups(sweep):
         for name, value in group.items():
             fault = fault_of({name: value})
             if fault:
                 raise file.error((*place, name), f"{fault.removeprefix('its ')}.")
     for name, axis in sweep.grid.items():
-        if not _values(axis):
-            raise file.error(("grid", name), f"the axis {name!r} has no values.")
-        _refuse_repeated(file, ("grid", name), lists.get(name, []))
+        _refuse_repeated(file, ("grid", name), () if isinstance(axis, Span) else axis)
     _refuse_repeated(file, ("cases",), sweep.cases)
     _refuse_repeated(file, ("include",), sweep.include)
     for number, case in enumerate(sweep.cases):
@@ -192,14 +200,6 @@ def _check(sweep: Sweep, file: _File) -> None:
             raise file.error(
                 ("cases", number, both), f"{both!r} is an axis of the grid and a setting of a case."
             )
-    size = len(sweep.cases) or int(bool(sweep.grid) or not sweep.include)
-    for axis in sweep.grid.values():
-        size *= axis.last - axis.first + 1 if isinstance(axis, Span) else len(axis)
-    size = sweep.repetitions * (size + len(sweep.include))
-    if size > MOST_CASES:
-        raise FleetError(
-            f"{file.document.path}: the sweep has {size:,} episodes; the most are {MOST_CASES:,}."
-        )
 
 
 def _refuse_repeated(file: _File, keys: KeyPath, values: Sequence[Any]) -> None:
@@ -219,8 +219,7 @@ def _check_work(sweep: Sweep, file: _File) -> None:
         raise file.error(("work",), str(error)) from error
     if declared is None:
         return
-    axes = ((("grid",), {name: value}) for name, axis in sweep.grid.items() for value in _values(axis))
-    for place, settings in itertools.chain(axes, _groups(sweep)):
+    for place, settings in _groups(sweep):
         wrong = wrong_setting(declared, settings)
         if wrong is not None:
             name, said = wrong

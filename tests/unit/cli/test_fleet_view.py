@@ -239,7 +239,7 @@ def test_what_the_latest_sweep_has_not_is_left_out_and_a_cut_text_says_so(
         case = {"system": f"{number % 2} {'Answer the question. ' * 3}", "base_url": f"http://{number // 2}"}
         attempt = folder.begin(CaseFile(work="m:f", version="1", settings=case))
         folder.make_commit(attempt, AttemptEnd(outcome="scored", scores={"score": 1.0}), version="1")
-    fleet.write_latest(bytes.fromhex(f"{2:024x}{3:024x}"))
+    fleet.write_latest([f"{2:024x}", f"{3:024x}"])
     print_table(tmp_path, None, as_json=False)
     head, *rows, _, left_out = capsys.readouterr().out.splitlines()
     assert head.split() == ["system", "score", "n", "episode"]
@@ -266,7 +266,7 @@ def test_status_failures_and_report_are_about_the_latest_sweep_too(
         return capsys.readouterr().out.splitlines()
 
     assert status()[0] == f"{tmp_path}: 3 episodes of m:f done; the latest run was about 2."
-    fleet.write_latest(bytes.fromhex(f"{2:024x}{3:024x}"))
+    fleet.write_latest([f"{2:024x}", f"{3:024x}"])
     assert status() == [
         f"{tmp_path}: 1 of 2 episodes of m:f done.",
         "  scored 1, failed 0",
@@ -295,7 +295,7 @@ def test_status_failures_and_report_are_about_the_latest_sweep_too(
             wrong()
     assert write_report(tmp_path, tmp_path / "report.html") == 1
     assert '"earlier":2' in (tmp_path / "report.html").read_text()
-    fleet.write_latest(bytes.fromhex(f"{3:024x}"))
+    fleet.write_latest([f"{3:024x}"])
     assert status()[0] == f"{tmp_path}: 0 of 2 episodes of m:f done."
     with pytest.raises(FleetError, match=r"No episode .* has begun; the folder has 3 other episodes"):
         write_report(tmp_path, tmp_path / "report.html")

@@ -13,7 +13,6 @@ from grue.fleet.broker import (
     Amount,
     Broker,
     FleetBudget,
-    Granted,
     Limits,
     NotYet,
     Rate,
@@ -29,8 +28,8 @@ DONE = RequestOutcome(status=200, input_tokens=200, output_tokens=100)
 
 def granted(broker: Broker, wanted: WantedRequest = WANTED, now: float = 0.0) -> Amount:
     answer = broker.ask(wanted, now)
-    assert isinstance(answer, Granted)
-    return answer.reserved
+    assert isinstance(answer, Amount)
+    return answer
 
 
 def test_a_request_reserves_the_most_it_can_cost_and_is_charged_what_it_cost() -> None:
@@ -152,7 +151,7 @@ def starts(broker: Broker, count: int, now: float, late_s: float = 0.0) -> list[
             case NotYet(after_s):
                 assert after_s is not None
                 now += after_s + 1e-9
-            case Granted():
+            case Amount():
                 times.append(now)
                 now += late_s
     return times
@@ -214,8 +213,8 @@ def test_an_overload_slows_the_requests_down_although_concurrency_limited_them_b
     broker = Broker(Limits(rate=Rate(concurrency=4)))
     under_way: list[Amount] = []
     for _ in range(50):
-        while isinstance(answer := broker.ask(WANTED, 0.0), Granted):
-            under_way.append(answer.reserved)
+        while isinstance(answer := broker.ask(WANTED, 0.0), Amount):
+            under_way.append(answer)
         broker.settle(under_way.pop(), DONE, "m", 0.0)
     broker.settle(under_way.pop(), RequestOutcome(status=429), "m", 0.0)
     assert int(broker.window) == 2
@@ -254,8 +253,8 @@ def test_no_limit_is_ever_exceeded(requests: list[tuple[int, int, int | None, fl
     now, under_way = 0.0, []
     for size, max_tokens, status, later in requests:
         answer = broker.ask(WantedRequest(model="m", prompt_bytes=size, max_tokens=max_tokens), now)
-        if isinstance(answer, Granted):
-            under_way.append((answer.reserved, status, size, max_tokens))
+        if isinstance(answer, Amount):
+            under_way.append((answer, status, size, max_tokens))
         total = broker.spent + broker.reserved
         assert total.money_usd <= 0.02 + 1e-9
         assert total.tokens <= 20_000

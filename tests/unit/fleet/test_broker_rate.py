@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from grue.fleet.broker import Broker, FleetBudget, Granted, Limits, NotYet, Rate, Refused
+from grue.fleet.broker import Amount, Broker, FleetBudget, Limits, NotYet, Rate, Refused
 from grue.transports.llm.exchange import RequestOutcome, WantedRequest
 
 CLIENTS, A_SECOND, SECONDS, FIRST_S = 64, 20, 60.0, 10.0
@@ -47,7 +47,7 @@ class Minute:
         """Let the waiting clients ask, each until it has to wait."""
         while self._waiting:
             match self.broker.ask(WANTED, self.now):
-                case Granted():
+                case Amount():
                     self._waiting.popleft()
                     self._at(self._random.uniform(0.0, 0.02), self._arrive)
                 case NotYet(after_s):

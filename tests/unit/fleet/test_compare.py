@@ -238,7 +238,7 @@ def test_episodes_that_the_latest_sweep_has_not_are_left_out_and_counted(tmp_pat
     fleet = make_fleet(tmp_path, planted(0), questions=0)
     again(fleet, url="http://a", model="old", right=0.0)
     ids = again(fleet, url="http://b", model="new")
-    fleet.write_latest(bytes.fromhex("".join(ids)))
+    fleet.write_latest(ids)
     found = by_prompt(tmp_path)
     assert (found.cases, found.a.missing, found.b.missing) == (16, {"earlier": 16}, {"earlier": 16})
     assert "16 episodes, 16 not in the latest sweep and left out" in str(found)
@@ -267,7 +267,7 @@ def test_an_episode_that_was_played_again_because_a_file_has_changed_is_left_out
     for number, (prompt, score) in enumerate((("short", 2.0), ("long", 1.0), ("long", 5.0), ("long", 3.0))):
         folder = fleet.episode(f"{number:024x}")
         add_episode(folder, {"prompt": prompt, "question": "Question 0"}, 0, ended(score))
-    fleet.write_named(bytes.fromhex("".join(f"{number:024x}" for number in (0, 1, 3, 2))))
+    fleet.write_named([f"{number:024x}" for number in (0, 1, 3, 2)])
     found = by_prompt(tmp_path)
     assert (found.a.episodes, found.b.episodes, found.b.missing) == (1, 1, {"earlier": 2})
     assert found.measures[0].b == 5.0

@@ -165,3 +165,13 @@ def test_an_error_names_line_and_key(tmp_path: Path, text: str, words: str) -> N
     with pytest.raises(FleetError, match=words) as caught:
         read_sweep(sweep(tmp_path, text))
     assert "sweep.toml" in str(caught.value)
+
+
+def test_an_axis_of_very_many_numbers_that_is_refused_is_not_walked_through(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.toml"
+    path.write_text(
+        f'work = "zork"\n[grid]\nseed = {{ first = 1, last = {10**15} }}\n'
+        f"turns = {{ first = {10**15}, last = 1 }}\n"
+    )
+    with pytest.raises(FleetError, match="the axis 'turns' has no values"):
+        read_sweep(path)
