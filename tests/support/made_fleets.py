@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from grue.fleet.attempt import Job, run_attempt
+from grue.fleet.attempt import Job
 from grue.fleet.broker import Amount
 from grue.fleet.course import Course
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, EpisodeFolder, FleetFolder, Manifest
@@ -43,7 +43,7 @@ def play(job: Job) -> Attempted:
     """Make an attempt in this process, and look into the episode's folder for its commit."""
     folder = EpisodeFolder(job.folder)
     number = max((each for each, _ in folder.attempts()), default=0) + 1
-    end, commit = run_attempt(job), folder.commit
+    end, commit = job.make(), folder.commit
     return Attempted(end, commit is not None and commit.attempt == number)
 
 

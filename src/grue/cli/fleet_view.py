@@ -155,7 +155,7 @@ def print_comparison(
         if as_json:
             say_json({**msgspec.to_builtins(found), "is_worse": worse})
         else:
-            say(found.text(commands=GRUE, everything=show_all))
+            say(found.text(grue=GRUE, everything=show_all))
             if options.margin is not None:
                 say(_checked(worse, options.margin))
     return worse if options.margin is not None else False

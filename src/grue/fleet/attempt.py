@@ -68,47 +68,47 @@ class Job(Task, frozen=True, kw_only=True):
         find_work(self.case.work)
 
     def make(self) -> AttemptEnd:
-        """Make the attempt."""
-        return run_attempt(self)
-
-
-def run_attempt(job: Job) -> AttemptEnd:
-    """Make an attempt, and record its end unless it waits for a batch. May raise `FleetError`."""
-    known = find_work(job.case.work)
-    _require_same_files(job, known)
-    folder = EpisodeFolder(job.folder)
-    # With `batch`, do not resume: a resumed work would not repeat the requests that have stored replies.
-    attempts = () if job.batch else reversed(folder.attempts())
-    ends = ((path, folder.end_of(path)) for _, path in attempts if (path / TRACE).is_file())
-    # The last attempt that has a trace, and no recorded end, or whose worker died.
-    interrupted = next((path for path, end in ends if end is None or end.kind == "died"), None)
-    attempt = folder.begin(job.case)
-    episode = Episode(id=folder.id, folder=attempt, repetition=job.case.repetition, interrupted=interrupted)
-    began = time.monotonic()
-    with _unchanged_umask(), _output_in(attempt), requests_counted(job.prices) as count:
-        waiting = waiting_in(job.folder, count) if job.batch else contextlib.nullcontext()
-        with waiting as room:
-            end = _play(known, job, episode)
-    if room is not None and room.waits and not count.refused:
-        if not room.asks_otherwise:
-            shutil.rmtree(attempt, ignore_errors=True)  # the episode will be played again from its beginning
-            return AttemptEnd(outcome="waiting", kind="batch")
-        end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
-    if end.kind == TurnTimedOut.__name__ and count.waiting:
-        # The fleet's limits, or a `Retry-After`, held a request back until the turn's time was over.
-        end = replace(end, outcome="infrastructure")
-    # If the budget has refused a request, a part of the episode was not played, so its score does not count.
-    if count.refused:
-        end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
-    model = _answering_model(attempt / TRACE)
-    took_s = round(time.monotonic() - began, 3)
-    end = replace(end, duration_s=took_s, model=model, spent=count.spent, course=read_course(attempt / TRACE))
-    has_result = end.outcome not in ("infrastructure", "unpaid")
-    if not (has_result and folder.make_commit(attempt, end, version=grue.__version__)):
-        folder.end(attempt, end)
-    elif job.keep == "results" or (job.keep == "failed" and end.outcome == "scored"):
-        folder.drop_trace()
-    return end
+        """Make an attempt, and record its end unless it waits for a batch. May raise `FleetError`."""
+        known = find_work(self.case.work)
+        _require_same_files(self, known)
+        folder = EpisodeFolder(self.folder)
+        # With `batch`, do not resume: a resumed work would not repeat the requests that have stored replies.
+        attempts = () if self.batch else reversed(folder.attempts())
+        ends = ((path, folder.end_of(path)) for _, path in attempts if (path / TRACE).is_file())
+        # The last attempt that has a trace, and no recorded end, or whose worker died.
+        interrupted = next((path for path, end in ends if end is None or end.kind == "died"), None)
+        attempt = folder.begin(self.case)
+        number = self.case.repetition
+        episode = Episode(id=folder.id, folder=attempt, repetition=number, interrupted=interrupted)
+        began = time.monotonic()
+        with _unchanged_umask(), _output_in(attempt), requests_counted(self.prices) as count:
+            waiting = waiting_in(self.folder, count) if self.batch else contextlib.nullcontext()
+            with waiting as room:
+                end = _play(known, self.case, episode)
+        if room is not None and room.waits and not count.refused:
+            if not room.asks_otherwise:
+                # The episode will be played again from its beginning.
+                shutil.rmtree(attempt, ignore_errors=True)
+                return AttemptEnd(outcome="waiting", kind="batch")
+            end = AttemptEnd(outcome="failed", kind="NotRepeatable", error=_OTHERWISE)
+        if end.kind == TurnTimedOut.__name__ and count.waiting:
+            # The fleet's limits, or a `Retry-After`, held a request back until the turn's time was over.
+            end = replace(end, outcome="infrastructure")
+        if count.refused:  # a part of the episode was not played, so its score does not count
+            end = AttemptEnd(outcome="unpaid", kind=_UNPAID, error=count.refused)
+        end = replace(
+            end,
+            duration_s=round(time.monotonic() - began, 3),
+            model=_answering_model(attempt / TRACE),
+            spent=count.spent,
+            course=read_course(attempt / TRACE),
+        )
+        has_result = end.outcome not in ("infrastructure", "unpaid")
+        if not (has_result and folder.make_commit(attempt, end, version=grue.__version__)):
+            folder.end(attempt, end)
+        elif self.keep == "results" or (self.keep == "failed" and end.outcome == "scored"):
+            folder.drop_trace()
+        return end
 
 
 def end_of_late(attempt: Path, why: str, after_s: float, prices: Mapping[str, Price]) -> AttemptEnd:
@@ -137,10 +137,10 @@ def _require_same_files(job: Job, known: KnownWork) -> None:
             )
 
 
-def _play(known: KnownWork, job: Job, episode: Episode) -> AttemptEnd:
+def _play(known: KnownWork, case: CaseFile, episode: Episode) -> AttemptEnd:
     process = os.getpid()
     try:
-        returned = known.function(dict(job.case.settings), episode)
+        returned = known.function(dict(case.settings), episode)
         return AttemptEnd(outcome="scored", scores=as_scores(returned, known.scores))
     except BaseException as error:  # noqa: BLE001 - whatever the work raises is the outcome of the attempt
         return _failure(error)

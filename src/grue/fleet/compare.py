@@ -93,19 +93,16 @@ class Cell(Struct, frozen=True):
     def of_these(self, everything: Sequence[Result]) -> list[Result]:
         """Return the results that have this cell's settings; raises `FleetError` if there are none."""
         results.require_settings(everything, self.wanted, f"{self.label}: the episodes")
-        there = {
-            name: list(dict.fromkeys(setting_word(_setting(each, name)) for each in everything))
-            for name in self.wanted
-        }
+        words = [
+            {name: setting_word(results.all_settings(each).get(name)) for name in self.wanted}
+            for each in everything
+        ]
+        there = {name: list(dict.fromkeys(row[name] for row in words)) for name in self.wanted}
         wanted = {
             name: value if value in there[name] else setting_word(value)
             for name, value in self.wanted.items()
         }
-        found = [
-            each
-            for each in everything
-            if all(setting_word(_setting(each, name)) == value for name, value in wanted.items())
-        ]
+        found = [each for each, row in zip(everything, words, strict=True) if row == wanted]
         if not found:
             said = " ".join(_said_values(name, values) for name, values in there.items())
             raise FleetError(f"No episode is in {self.label}. {said}".rstrip())
@@ -204,18 +201,17 @@ class Comparison(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, *, commands: bool | str = False, everything: bool = False) -> str:
+    def text(self, *, grue: str = "", everything: bool = False) -> str:
         """Return the findings and, if any case differs, the most different cases; with fewer than 15, all.
 
-        `everything`: add all cases that differ. `commands`: below each listed case that differs, add the
-        commands that show its episodes; a text, such as `.venv/bin/grue`, says how the commands call grue.
+        `everything`: add all cases that differ. `grue`, if given: how the commands call grue that show the
+        episodes of each listed case that differs; the commands stand below the case.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]
         if self.why:
             rows = [row[:-1] for row in rows]
         said = [*self._sides(), "", *in_columns(rows), "", *verdict_of(self)]
-        grue = "grue" if commands is True else commands or ""
         return written_out("\n".join([*said, *_case_lines(self, grue, everything=everything)]))
 
     def _sides(self) -> Iterable[str]:
@@ -656,10 +652,6 @@ def _said_values(name: str, values: Sequence[str]) -> str:
     shown = (repr(word) if _unbroken(word) == word else _unbroken(word) for word in values[:_MOST_NAMED])
     more = f" and {len(values) - _MOST_NAMED} others" if len(values) > _MOST_NAMED else ""
     return f"The values of {name} are {', '.join(shown)}{more}."
-
-
-def _setting(result: Result, name: str) -> Any:
-    return result.planned.get(name, result.settings.get(name))
 
 
 def _turned(found: Interval, lower_is_better: bool) -> Interval:

@@ -29,7 +29,7 @@ from grue import messages as m
 from grue.engine.conversations.recorded_conversation import Talk, TalkReader, talk_reader
 from grue.errors import FleetError, MissingDependencyError, TraceError
 from grue.fleet.course import Course, read_course
-from grue.fleet.results import has_trace, results
+from grue.fleet.results import all_settings, has_trace, results
 from grue.protocol.context.history import items_of
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import openai_call, openai_tool
@@ -381,7 +381,7 @@ def fleet_episodes(fleet: Path) -> Iterator[EpisodeRow]:
             episode=result.id,
             fleet=str(fleet),
             work=result.work,
-            settings={**result.settings, **result.planned},
+            settings=all_settings(result),
             repetition=result.repetition,
             outcome=result.outcome,
             scores=result.scores,

@@ -42,7 +42,7 @@ class _Scale(Struct, frozen=True, kw_only=True):
         return compare.NO_CASE.union(self.axes)
 
     def cell_of(self, result: Result) -> str:
-        settings = _settings(result)
+        settings = results.all_settings(result)
         return _named({name: settings.get(name) for name in self.axes})
 
     def short(self, name: str) -> str:
@@ -100,7 +100,7 @@ def _report(found: list[Result], earlier: int, fleet: Path, folder: str, scale: 
     cells: dict[str, list[Result]] = {}
     for each in found:
         cells.setdefault(scale.cell_of(each), []).append(each)
-    values = {name: _settings(episodes[0]) for name, episodes in cells.items()}
+    values = {name: results.all_settings(episodes[0]) for name, episodes in cells.items()}
     names = sorted(cells, key=lambda name: compare.in_order(values[name].get(axis) for axis in scale.axes))
     groups = group_failures(found, scale.score, scale.passing)
     group_of = {
@@ -209,10 +209,6 @@ def _verdicts(names: list[str], cells: dict[str, list[Result]], scale: _Scale) -
             verdict = f"cannot be told from {names[0]}"
         said.append(f"{name}: {verdict} in {scale.score}, {between}, over {counted(found.cases, 'case')}")
     return [printable(scale.redaction.redact_text(each), 2 * _MOST_NAME) for each in said]
-
-
-def _settings(result: Result) -> dict[str, Any]:
-    return {**result.settings, **result.planned}
 
 
 def _named(settings: dict[str, Any]) -> str:

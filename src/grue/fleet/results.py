@@ -283,6 +283,11 @@ def _in_order(version: str) -> list[tuple[int, str]]:
     ]
 
 
+def all_settings(result: Result) -> m.JsonObject:
+    """Return an episode's settings, those of the sweep as the sweep gave them."""
+    return {**result.settings, **result.planned}
+
+
 def has_trace(result: Result, fleet: Path) -> bool:
     """Return whether the trace of an episode still exists."""
     return (result.run(fleet) / TRACE).is_file()

@@ -31,7 +31,7 @@ from grue.fleet.course import read_said
 from grue.fleet.folder import TRACE, AttemptEnd, FleetFolder, driver_lock
 from grue.fleet.host_settings import chosen_endpoint
 from grue.fleet.local import LocalEngine, default_workers
-from grue.fleet.results import has_trace, results
+from grue.fleet.results import all_settings, has_trace, results
 from grue.fleet.work import find_function, finite, plain_text
 from grue.hosting import GameConfiguration
 from grue.protocol.tools.json_schema import fault_text
@@ -356,7 +356,7 @@ def _tasks(fleet: Path, scoring: Scoring, tally: ScoreTally, *, again: bool) -> 
             yield ScoreTask(
                 folder=result.folder(fleet),
                 attempt=result.attempt,
-                settings={**result.settings, **result.planned},
+                settings=all_settings(result),
                 scores={} if result.end is None else result.end.scores,
                 scorers=missing,
                 cache=fleet / SCORES / _JUDGED,

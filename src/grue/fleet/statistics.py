@@ -12,7 +12,7 @@ sign test.
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -152,21 +152,16 @@ def _resampled(np: Any, sums: Any, sizes: Any) -> Any:
     count = len(sizes)
     columns = np.vstack((sums, sizes)).T
     means = []
-    for often in _draws(np, count):
-        totals = often @ columns
-        means.append(totals[:, :-1] / totals[:, -1:])
-    return np.concatenate(means)
-
-
-def _draws(np: Any, count: int) -> Iterator[Any]:
-    """Yield matrices that say how often each group is drawn; a row for each sample."""
     random = np.random.default_rng(_SEED)
     at_once = max(1, _DRAWN_AT_ONCE // count)
     for start in range(0, _RESAMPLES, at_once):
         rows = min(at_once, _RESAMPLES - start)
         drawn = random.integers(0, count, (rows, count))
         drawn += np.arange(rows)[:, None] * count
-        yield np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count).astype(float)
+        often = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
+        totals = often.astype(float) @ columns
+        means.append(totals[:, :-1] / totals[:, -1:])
+    return np.concatenate(means)
 
 
 def smallest_detectable(interval: Interval) -> float:

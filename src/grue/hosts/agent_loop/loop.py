@@ -134,13 +134,9 @@ class _SharedClient:
     def configure(self, server: Server | None) -> None:
         with self._lock:
             self._server = None if server is None else _tool_server(server)
-            self.close()
-
-    def close(self) -> None:
-        with self._lock:
             client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            if client is not None:
+                client.close()
 
     def get(self) -> grue.ToolClient:
         with self._lock:
@@ -151,9 +147,7 @@ class _SharedClient:
 
     def forget(self) -> None:
         """Drop the client in a forked process: the client's event loop exists only in the parent."""
-        server = self._server
-        self.__init__()  # type: ignore[misc]  # makes a new lock: a parent's thread may have held the old one
-        self._server = server
+        self._lock, self._client = threading.RLock(), None  # a parent's thread may have held the old lock
 
     def _configured(self) -> ToolServer:
         named = os.environ.get(VARIABLE, "").strip()
