@@ -498,7 +498,7 @@ def export(
     ),
 ) -> None:
     """Export all episodes of all sweeps of a fleet, in a format for other programs."""
-    from grue.cli.fleet_export import export_fleet
+    from grue.cli.fleet_view import export_fleet
 
     take_interrupts()
     export_fleet(directory, out, form, score)

@@ -241,7 +241,7 @@ def trace_query(
 
     The printed table cuts values after 60 characters; --json prints them whole.
     """
-    from grue.cli.fleet_export import print_query
+    from grue.cli.fleet_view import print_query
     from grue.cli.runs import RUNS
 
     take_interrupts()

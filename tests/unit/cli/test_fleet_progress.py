@@ -11,8 +11,8 @@ import pyte
 import pytest
 from msgspec.structs import replace
 
-from grue.cli import fleet_progress
-from grue.cli.fleet_progress import FleetProgress, Seen, clock, counts_row
+from grue.cli import fleet
+from grue.cli.fleet import FleetProgress, Seen, clock, counts_row
 from grue.errors import FleetError
 from grue.fleet.broker import Amount, Costs, FleetBudget
 from grue.fleet.driver import Tally
@@ -63,7 +63,7 @@ def test_a_terminal_shows_the_slowest_episode_with_its_trace_command(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "400")
-    monkeypatch.setitem(fleet_progress._SHOWN_EVERY_S, True, 0.0)
+    monkeypatch.setitem(fleet._SHOWN_EVERY_S, True, 0.0)
     attempt, screen = attempt_of(tmp_path), _Screen()
     progress = FleetProgress(screen, tmp_path, FleetBudget())
     progress.show(TALLY, {ID: time.monotonic() - 83}, COSTS)
@@ -83,7 +83,7 @@ def test_rows_of_wide_characters_are_replaced_and_leave_room_for_an_error(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setitem(fleet_progress._SHOWN_EVERY_S, True, 0.0)
+    monkeypatch.setitem(fleet._SHOWN_EVERY_S, True, 0.0)
     wide = replace(TALLY, scores={"正确率" * 9: (28, 140.0)})
     out, screen = _Screen(), pyte.Screen(40, 10)
     with suppress(FleetError), FleetProgress(out, tmp_path, FleetBudget()) as progress:
@@ -123,5 +123,5 @@ def test_a_pipe_gets_json_lines(tmp_path: Path) -> None:
 
 
 def test_an_episode_without_an_attempt_is_shown_by_the_fleet(tmp_path: Path) -> None:
-    command = fleet_progress.trace_command(tmp_path, ID)
+    command = fleet.trace_command(tmp_path, ID)
     assert command == f"grue fleet show {tmp_path} {ID[:10]}"

@@ -8,11 +8,17 @@ from made_fleets import make_fleet
 from typer.testing import CliRunner
 
 from grue import LlmSettings, Runner
-from grue.cli import fleet_progress, fleet_view
+from grue.cli import fleet, fleet_view
 from grue.cli.app import app
 from grue.cli.fleet import score_episodes
-from grue.cli.fleet_export import export_fleet
-from grue.cli.fleet_view import print_comparison, print_episode, print_failures, print_status, print_table
+from grue.cli.fleet_view import (
+    export_fleet,
+    print_comparison,
+    print_episode,
+    print_failures,
+    print_status,
+    print_table,
+)
 from grue.errors import FleetError
 from grue.fleet.compare import Options
 from grue.fleet.folder import TRACE, AttemptEnd, CaseFile, FleetFolder, Manifest
@@ -213,7 +219,7 @@ def test_a_big_table_has_the_rows_that_have_enough_cases_and_says_what_they_are_
 def test_commands_to_be_copied_call_grue_as_the_user_can(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (fleet_view, fleet_progress):
+    for module in (fleet_view, fleet):
         monkeypatch.setattr(module, "GRUE", ".venv/bin/grue")
     make_fleet(tmp_path, lambda _, prompt, question: float(prompt == "long"), questions=2, trace=b"{")
     print_table(tmp_path, None, as_json=False)
@@ -226,7 +232,7 @@ def test_commands_to_be_copied_call_grue_as_the_user_can(
     assert said.count(".venv/bin/grue fleet show") >= 1 + 2 * 2
     assert said.count(".venv/bin/grue trace show") >= 2
     assert said.count(".venv/bin/grue ") == said.count("grue fleet ") + said.count("grue trace ")
-    assert fleet_progress.trace_command(tmp_path, id_).startswith(".venv/bin/grue trace show ")
+    assert fleet.trace_command(tmp_path, id_).startswith(".venv/bin/grue trace show ")
 
 
 def test_what_the_latest_sweep_has_not_is_left_out_and_a_cut_text_says_so(
