@@ -1,4 +1,4 @@
-"""The lines that a chat prints, with unprintable characters of untrusted texts replaced."""
+"""The lines that a chat prints, with unprintable characters of untrusted texts replaced; `COMMANDS` for its help."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +15,22 @@ from grue.runtime.safe_text import ELLIPSIS, printable
 from grue.tracing.facts import counted
 from grue.tracing.message_words import DIM, GREEN, RED, YELLOW
 from grue.tracing.stats_table import duration, size
+
+COMMANDS = {
+    "/tools": "[WORD]: list the tools; a whole name shows its schema",
+    "/trace": "[TURN]: show the messages of a turn, by default the last",
+    "/save": "FILE: write the conversation to a new file, .md to read it, .jsonl to load it",
+    "/model": "[NAME]: show the model, or ask another one of the endpoint from now on",
+    "/cost": "show what the model has cost so far",
+    "/undo": "take back the last turn; what its tool calls have done remains",
+    "/help": "show this",
+    "/quit": "leave",
+}
+_KEYS = (
+    "Enter sends. Alt-Enter or a backslash before Enter begins a new line. Tab completes commands and"
+    " tools. Up and Ctrl-R find what was typed. Ctrl-C stops a turn, Ctrl-D leaves. To send a text that"
+    " begins with a slash, type a space before it."
+)
 
 _NAME_CHARS = 80
 _CALL_CHARS = 300
@@ -114,6 +130,14 @@ def greeting(model: str, tools: Sequence[str], *, scripted: bool) -> Iterator[Li
     yield Line(
         "Enter sends, Alt-Enter begins a line, Ctrl-C stops a turn, Ctrl-D leaves. /help has more.", DIM
     )
+
+
+def help_lines() -> Iterator[Line]:
+    """Yield what `/help` shows."""
+    width = max(map(len, COMMANDS))
+    for name, text in COMMANDS.items():
+        yield Line(f"  {text}", "", " " * (width + 2), f"{name:{width}}", CYAN)
+    yield Line(_KEYS, DIM)
 
 
 def complaint(text: str) -> Line:

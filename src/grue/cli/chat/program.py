@@ -1,13 +1,16 @@
 """`grue chat`: the loop that reads the user's input, asks the model, and prints the answer."""
 
+import difflib
 import os
+import re
 import shutil
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
 
+from grue import messages as m
 from grue.cli.chat import lines
-from grue.cli.chat.commands import ChatCommands, UnknownCommand
 from grue.cli.chat.facts import read_chat
 from grue.cli.chat.person import LineReader, Person, Reader
 from grue.cli.chat.screen import Noticed, PipeScreen, Screen, TerminalScreen
@@ -21,7 +24,7 @@ from grue.hosts.agent_loop import LoopEvent
 from grue.runtime.safe_text import printable
 from grue.runtime.secrets.redaction import Redaction
 from grue.tracing.facts import counted
-from grue.tracing.message_words import DIM
+from grue.tracing.message_words import DIM, GREEN
 
 
 def chat(options: ChatOptions) -> bool:
@@ -97,6 +100,10 @@ def _require_prompt_toolkit() -> None:
         ) from error
 
 
+class UnknownCommand(MCPError):  # noqa: N818 - a state of the input
+    """There is no such command, its argument is missing or wrong, or there is no turn to take back."""
+
+
 class ChatProgram:
     """The loop of a chat. Set `talk` before `run`. Relative paths of `/save` begin at `here`."""
 
@@ -111,14 +118,13 @@ class ChatProgram:
 
     def run(self) -> None:
         """Read and answer until `/quit`, the end of the input or, in a pipe, an error that ends the chat."""
-        commands = ChatCommands(self.talk, self._screen, self._here)
         while True:
             try:
                 text = self.reader.read()
                 if text is None:
                     return
                 if text.startswith("/"):
-                    if not commands.run(text):
+                    if not self._run_command(text):
                         return
                 elif text.strip():
                     self._say(text.strip())
@@ -167,6 +173,65 @@ class ChatProgram:
             self._screen.tell(lines.notice(stopped))
         else:
             self._screen.end(answer)
+
+    def _run_command(self, line: str) -> bool:
+        """Run a line that begins with a slash. Return whether the chat goes on."""
+        name, _, rest = line.strip().partition(" ")
+        if name == "/quit":
+            return False
+        if name not in lines.COMMANDS:
+            near = difflib.get_close_matches(name, lines.COMMANDS, n=1)
+            meant = f" Did you mean {near[0]}?" if near else ""
+            raise UnknownCommand(f"There is no command {printable(name, 40)}.{meant} /help lists them.")
+        run: Callable[[str], None] = getattr(self, name.replace("/", "_"))  # such as `_tools`
+        run(rest.strip())
+        return True
+
+    def _tools(self, wanted: str) -> None:
+        self._screen.show(lines.tool_lines(self.talk.tools(), wanted))
+
+    def _trace(self, wanted: str) -> None:
+        turn = wanted or str(self.talk.turn)
+        if re.fullmatch(r"\d{1,9}", turn, re.ASCII) is None:
+            raise UnknownCommand("Write /trace, or /trace and the number of a turn.")
+        from grue.cli.trace import shown_lines
+
+        self.talk.settle()
+        if int(turn):
+            self._screen.show(Line(text) for text in shown_lines(self.talk.path, turn))
+        self._screen.show([Line(f"All of it: {GRUE} trace show {shown_argument(self.talk.path)}", DIM)])
+
+    def _save(self, wanted: str) -> None:
+        if not wanted:
+            raise UnknownCommand("Write /save and the name of a new file: .md to read it, .jsonl to load it.")
+        path = Path(wanted)
+        with suppress(RuntimeError):  # this user has no home folder
+            path = path.expanduser()
+        self.talk.save(self._here / path)
+        self._screen.show([Line(f"The conversation is in {shown_path(path)}.", GREEN)])
+
+    def _model(self, wanted: str) -> None:
+        talk = self.talk
+        if wanted:
+            talk.change_model(wanted)
+        self._screen.show([Line(printable(f"{talk.model} at {talk.endpoint}"))])
+
+    def _cost(self, _wanted: str) -> None:
+        self._screen.show(lines.cost_lines(self.talk.runner.spent, self.talk.runner.budget_spent))
+
+    def _undo(self, _wanted: str) -> None:
+        texts = self._texts()
+        undone = self.talk.undo()
+        if undone is None:
+            raise UnknownCommand("There is nothing to take back.")
+        gone = [*texts[len(self._texts()) :], "a turn without a text"]
+        self._screen.show(lines.undone_lines(gone[0], undone.calls))
+
+    def _texts(self) -> list[str]:
+        return [each.text for each in self.talk.conversation.history if isinstance(each, m.UserText)]
+
+    def _help(self, _wanted: str) -> None:
+        self._screen.show(lines.help_lines())
 
     def _is_final(self, error: MCPError) -> bool:
         # After some errors, such as a refused API key, all further lines of a pipe would fail too.

@@ -17,7 +17,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
-from grue.cli.chat.commands import COMMANDS
+from grue.cli.chat.lines import COMMANDS
 from grue.engine.approval import forget_typed
 from grue.runtime.files import open_regular, write_whole
 from grue.runtime.safe_text import printable

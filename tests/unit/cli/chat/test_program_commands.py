@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from chats import ScriptedReader, run_program
 
-from grue.cli.chat.commands import COMMANDS
+from grue.cli.chat.lines import COMMANDS
 
 CALL = "call mcp.cave.look {}"
 
