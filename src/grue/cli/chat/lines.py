@@ -1,4 +1,4 @@
-"""The lines that a chat prints, with unprintable characters of untrusted texts replaced; `COMMANDS` for its help."""
+"""The lines that a chat prints, with unprintable characters of untrusted texts replaced, and its commands."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
