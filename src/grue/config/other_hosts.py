@@ -225,8 +225,9 @@ def _is_token(part: str) -> bool:
 
 
 _KEYS: Final = (*mcp_servers.ROOT_KEYS, "mcp_servers")
-_STRING_OR_COMMENT: Final = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/', re.DOTALL)
-_STRING_OR_COMMA: Final = re.compile(r'"(?:\\.|[^"\\])*"|,(?=\s*[}\]])')
+# A string or comment without an end reaches to the end of the text, so that no text takes quadratic time.
+_STRING_OR_COMMENT: Final = re.compile(r'"(?:\\.|[^"\\])*+"?|//[^\n]*|/\*.*?(?:\*/|\Z)', re.DOTALL)
+_STRING_OR_COMMA: Final = re.compile(r'"(?:\\.|[^"\\])*+"?|,(?=\s*[}\]])', re.DOTALL)
 
 
 class FoundServers(Struct, frozen=True, kw_only=True):

@@ -382,6 +382,8 @@ def _what_is_wrong(error: ErrorDetails) -> str:
         return wanted if wanted.endswith("?") else f"{wanted}."
     if error["type"] in ("unexpected_keyword_argument", "no_such_attribute"):
         return "is not a setting."
+    if error["type"] == "dict_type" and isinstance(error["input"], str):
+        return f"is a text; it {wanted}."  # not its value: it may be a header with a key
     inside = error["loc"][1:]
     if inside and inside[-1] != "[key]":
         return f"has {project_tables.toml_kind(error['input'])} under {inside[0]!r}; it {wanted}."

@@ -254,9 +254,12 @@ def _fault(box: Sandbox) -> str | None:
 
 
 def _are_paths(listed: Any) -> bool:
-    return isinstance(listed, list | tuple) and all(
-        isinstance(path, str) and path.strip() and "\0" not in path for path in listed
-    )
+    try:
+        return isinstance(listed, list | tuple) and all(
+            isinstance(path, str) and path.strip() and b"\0" not in os.fsencode(path) for path in listed
+        )
+    except UnicodeEncodeError:  # half of a surrogate pair, which no path can have
+        return False
 
 
 def _network_fault(network: Any) -> str | None:

@@ -1,6 +1,7 @@
 """Where other hosts keep their MCP servers, and how their files are read."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,15 @@ def test_comments_and_trailing_commas_are_read_and_strings_are_left_alone(tmp_pa
     }"""
     found = read_host(write(tmp_path / "settings.json", text))
     assert found.servers["a"].entry == {"command": "x", "args": ["http://h/,]", "/* b */"]}
+
+
+@pytest.mark.parametrize("repeated", ['"\\', "/* ", '"\\\n'])
+def test_a_string_or_a_comment_without_an_end_is_read_in_linear_time(tmp_path: Path, repeated: str) -> None:
+    path = write(tmp_path / "mcp.json", '{"x":' + repeated * 100_000)
+    begun = time.process_time()
+    with pytest.raises(MCPConfigError, match="neither valid JSON nor TOML"):
+        read_host(path)
+    assert time.process_time() - begun < 5
 
 
 def test_a_server_that_grue_cannot_use_is_named_with_the_reason(tmp_path: Path) -> None:

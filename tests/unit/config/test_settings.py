@@ -200,6 +200,7 @@ def test_it_is_used_like_a_dataclass(tmp_path: Path) -> None:
         ("mcp", "force_tool_support", "2026-11-01", "is a date", "boolean"),
         ("llm", "agent_model", "7", "is 7", "string"),
         ("llm", "agent_model", f'["{"x" * 90}"]', "is a list", "string"),
+        ("llm", "extra_headers", '"Authorization: Bearer sk-1"', "is a text", "dictionary"),
         ("agent_sampling", "temperature", "-0.1", "is -0.1", "greater than or equal to 0"),
         ("agent_sampling", "top_p", "1.5", "is 1.5", "less than or equal to 1"),
         ("agent_sampling", "max_tokens", "0", "is 0", "greater than or equal to 1"),

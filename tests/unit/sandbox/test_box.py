@@ -84,6 +84,7 @@ def test_the_box_of_a_file_applies_to_servers_with_the_switch_of_vs_code(tmp_pat
         ({"network": "a.example"}, "network should be true, false, or a list of hosts"),
         ({"required": 1}, "required should be true or false"),
         ({"read": [""]}, "read should be a list of paths"),
+        ({"read": ["/\ud800"]}, "read should be a list of paths"),
         ({"preset": "tight"}, "preset should be 'pure' or 'files' or 'web'"),
         ({"network": ["a b"]}, "'a b' is not a host"),
         ({"network": ["a:0"]}, "no valid port"),
