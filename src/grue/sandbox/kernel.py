@@ -106,57 +106,40 @@ class Rule(Struct, frozen=True):
     access: int
 
 
-def confine(ruleset: int, rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None:
+def confine(rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None:
     """Put the calling thread into a box, for good. What this kernel cannot enforce is left out silently.
 
-    `ruleset` comes from `ruleset_of`, called with `any_network=True` only if `wanted.network` is `any`. This
-    function adds `rules` to it, and closes it. `mark` names the thread, in at most 15 characters, for the
-    kernel's audit log; empty: the program's refusals are not logged. Return the descriptor of the filter's
-    listener, or `None` if `wanted.ask` is empty or the kernel has no seccomp.
+    `mark` names the thread, in at most 15 characters, for the kernel's audit log; empty: the program's
+    refusals are not logged. Return the descriptor of the filter's listener, or `None` if `wanted.ask` is
+    empty or the kernel has no seccomp.
     """
     have = coverage()
     libc = _libc()
-    try:
-        _must(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-        if have.landlock:
-            _add(ruleset, rules, have.landlock)
+    _must(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    if have.landlock:
+        ruleset = _ruleset(have.landlock, any_network=wanted.network == "any")
+        try:
+            for rule in rules:
+                _add(ruleset, rule, _handled(have.landlock))
             flags = 0
             if mark and have.landlock >= _LOGS_SINCE:
                 libc.prctl(_SET_NAME, os.fsencode(mark), 0, 0, 0)
                 flags = _LOG_NEW_EXEC_ON
             _must(libc.syscall(_RESTRICT_SELF, ruleset, flags), "landlock_restrict_self")
-    finally:
-        close_ruleset(ruleset)
+        finally:
+            os.close(ruleset)
     _drop_capabilities()
     return _install_code(program(known_machine(), wanted), listens=bool(wanted.ask)) if have.seccomp else None
 
 
-def ruleset_of(rules: Iterable[Rule], *, any_network: bool) -> int:
-    """Return the descriptor (close-on-exec) of a new Landlock ruleset; -1: the kernel has no Landlock.
-
-    The ruleset has `rules`. With `any_network`, it does not limit TCP.
-    """
-    version = coverage().landlock
-    if not version:
-        return -1
+def _ruleset(version: int, *, any_network: bool) -> int:
+    """Return the descriptor (close-on-exec) of a new, empty ruleset for this version of Landlock."""
     net = (_BIND_TCP | _CONNECT_TCP) if version >= 4 and not any_network else 0
     scoped = (_ABSTRACT_SOCKETS | _SIGNALS) if version >= 6 else 0
     attributes = struct.pack("=QQQ", _handled(version), net, scoped)
     size = 8 if version < 4 else 16 if version < 6 else 24
     made = _libc().syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
-    ruleset = _must(made, "landlock_create_ruleset")
-    try:
-        _add(ruleset, rules, version)
-    except BaseException:
-        close_ruleset(ruleset)
-        raise
-    return ruleset
-
-
-def close_ruleset(ruleset: int) -> None:
-    """Close the descriptor of a ruleset; do nothing for -1."""
-    if ruleset >= 0:
-        os.close(ruleset)
+    return _must(made, "landlock_create_ruleset")
 
 
 def _handled(version: int) -> int:
@@ -167,13 +150,7 @@ def _handled(version: int) -> int:
     return files
 
 
-def _add(ruleset: int, rules: Iterable[Rule], version: int) -> None:
-    handled = _handled(version)
-    for rule in rules:
-        _add_one(ruleset, rule, handled)
-
-
-def _add_one(ruleset: int, rule: Rule, handled: int) -> None:
+def _add(ruleset: int, rule: Rule, handled: int) -> None:
     # Follow no link: since the path was resolved, another boxed program may have put a link in its place.
     syscall = _libc().syscall
     place = syscall(_OPENAT2, _AT_FDCWD, os.fsencode(rule.path), _NO_LINKS, _HOW_BYTES)

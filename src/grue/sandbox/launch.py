@@ -16,14 +16,12 @@ import warnings
 from _thread import allocate_lock, start_new_thread
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypedDict, TypeVar, Unpack
-
-from msgspec import Struct
+from typing import TypedDict, TypeVar, Unpack
 
 from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox, in_words
 from grue.sandbox.gate import Gate
-from grue.sandbox.kernel import Rule, close_ruleset, confine, coverage, ruleset_of
+from grue.sandbox.kernel import confine, coverage
 from grue.sandbox.places import home, places_of, real_once, real_path
 from grue.sandbox.refusals import reads_audit, refusals
 from grue.sandbox.seccomp import Wanted
@@ -58,7 +56,6 @@ class Boxed:
         # Without a listener, connections cannot be checked. Then a box with a list of hosts allows any host.
         self._any_network = box.any_network or bool(box.hosts and not coverage().listener)
         self.gate: Gate | None = None
-        self._thread: ConfinedThread[Any] | None = None
         self.scratch = scratch or scratch_path()
         os.mkdir(self.scratch, 0o700)  # noqa: PTH102
         try:
@@ -90,15 +87,7 @@ class Boxed:
         asks = ("connect", "listen")[: 1 + unix] if self.gate is not None else ()
         wanted = Wanted(network=network, unix_sockets=unix, watches=watches, ask=asks)
         serve = None if self.gate is None else self.gate.serve
-        system, any_network = self._places.system, self._any_network
-
-        def confined() -> int | None:
-            ruleset = _take_ahead(system, any_network=any_network)
-            return confine(ruleset, self._places.own, wanted, self._mark)
-
-        thread = ConfinedThread(confined, start, lambda: _make_ahead(system, any_network=any_network))
-        self._thread = thread
-        return thread.call(serve)
+        return in_confined_thread(lambda: confine(self._places.rules, wanted, self._mark), start, serve)
 
     def limit(self, pid: int) -> None:
         """On Linux, set the box's resource limits for a process, and forbid it core dumps."""
@@ -117,11 +106,6 @@ class Boxed:
             _lower(pid, resource.RLIMIT_CPU, box.cpu_s, box.cpu_s + 1)
         if box.processes is not None and sys.platform == "linux":
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
-
-    def released(self) -> None:
-        """Let the thread prepare rules for the next start, and end. Call this when the program is started."""
-        if self._thread is not None:
-            self._thread.go_on()
 
     @property
     def _mark(self) -> str:
@@ -153,8 +137,6 @@ class Boxed:
         """Remove the scratch folder and close the gate. Call this when no process of the program lives."""
         if self.gate is not None:
             self.gate.end()
-        if self._thread is not None:
-            self._thread.end()
         try:
             os.rmdir(self.scratch)  # noqa: PTH106 - usually it is empty
         except OSError:
@@ -277,130 +259,71 @@ def opens_home(box: Sandbox, cwd: str) -> bool:
     return any(each.startswith(mine) or mine.startswith(each.rstrip("/") + "/") for each in listed)
 
 
-class _Ahead(Struct, frozen=True):
-    """A ruleset made in advance, so that the next program starts sooner: adding a rule takes 5 us."""
-
-    system: tuple[Rule, ...]
-    ruleset: int
-    process: int  # id of the process that made the ruleset: a forked child must not use it
-
-
-_ahead: dict[bool, _Ahead] = {}
-
-
-def _take_ahead(system: tuple[Rule, ...], *, any_network: bool) -> int:
-    found = _ahead.pop(any_network, None) if system else None
-    if found is not None:
-        if found.system is system and found.process == os.getpid():
-            return found.ruleset
-        close_ruleset(found.ruleset)
-    return ruleset_of(system, any_network=any_network)
-
-
-def _make_ahead(system: tuple[Rule, ...], *, any_network: bool) -> None:
-    if not system or any_network in _ahead or not coverage().landlock:
-        return
-    made = _Ahead(system, ruleset_of(system, any_network=any_network), os.getpid())
-    if _ahead.setdefault(any_network, made) is not made:
-        close_ruleset(made.ruleset)
-
-
 def _no_thread(full: RuntimeError) -> SandboxError:
     return SandboxError(f"A sandbox needs a thread of its own: {full}.")
 
 
-class ConfinedThread(Generic[Started]):
-    """A thread that enters a box (`confined`), calls `start`, waits for `go_on`, and calls `afterwards`."""
+def in_confined_thread(
+    confined: Callable[[], int | None], start: Callable[[], Started], serve: Callable[[int], object] | None
+) -> Started:
+    """Start a thread that enters a box (`confined`) and calls `start`; return what `start` returns.
 
-    def __init__(
-        self,
-        confined: Callable[[], int | None],
-        start: Callable[[], Started],
-        afterwards: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._confined = confined
-        self._start_it = start
-        self._afterwards = afterwards
-        self._listener: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._served: queue.SimpleQueue[SandboxError | None] = queue.SimpleQueue()
-        self._ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._goes_on: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._runs = allocate_lock()
-        self._result: Started
-        self._asked_in = _thread_of_the_system()
+    `serve` is called with the listener's descriptor, before `start`, if `confined` has returned one. What
+    fails in the thread is raised here.
+    """
+    listeners: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    served: queue.SimpleQueue[SandboxError | None] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    result: list[Started] = []
+    asked_in, runs = _thread_of_the_system(), allocate_lock()
 
-    def call(self, serve: Callable[[int], object] | None) -> Started:
-        """Start the thread; return the result of `start`, or raise the thread's error.
-
-        `serve` is called with the listener's descriptor, before `start`, if `confined` has returned one.
-        """
-        self._runs.acquire()
+    def run() -> None:
+        error: BaseException | None = None
         try:
-            start_new_thread(self._run, ())  # starts 0.1 ms sooner than a `threading.Thread`
-        except RuntimeError as full:  # no further thread can be started
-            self._runs.release()
-            raise _no_thread(full) from full
-        # A system call in `start` may wait for the listener's answer. Call `serve` in this thread: if `serve`
-        # started its thread from the confined one, that thread would be confined, too.
-        try:
-            listener = None if serve is None else self._listener.get()
-            if serve is not None and listener is not None:
-                failed: SandboxError | None = SandboxError("The start was interrupted.")
-                try:
-                    serve(listener)
-                    failed = None
-                except RuntimeError as full:
-                    failed = _no_thread(full)
-                finally:
-                    self._served.put(failed)
-            error = self._ended.get()
-        except BaseException:  # a KeyboardInterrupt, or another exception of a signal handler
-            self._served.put(SandboxError("The start was interrupted."))
-            self.end()
-            with contextlib.suppress(queue.Empty):
-                if (unserved := self._listener.get_nowait()) is not None:
-                    os.close(unserved)
-            raise
-        if error is not None:
-            raise error
-        return self._result
-
-    def go_on(self) -> None:
-        """Tell the thread to call `afterwards` and to end. A second call has no effect."""
-        self._goes_on.put(None)
-
-    def end(self) -> None:
-        """Call `go_on`, and wait up to 10 s for the end of the thread."""
-        self.go_on()
-        if self._runs.acquire(timeout=_END_S):
-            self._runs.release()
-
-    def _run(self) -> None:
-        try:
-            self._confine_and_start()
-        finally:
-            self._runs.release()
-
-    def _confine_and_start(self) -> None:
-        try:
-            if _thread_of_the_system() == self._asked_in:
+            if _thread_of_the_system() == asked_in:
                 # With gevent, this code runs in the caller's thread, which would stay confined.
                 raise SandboxError("Threads are greenlets here, and a sandbox needs a thread of its own.")
-            listener = self._confined()
-            self._listener.put(listener)
-            refused = None if listener is None else self._served.get()
+            listener = confined()
+            listeners.put(listener)
+            refused = None if listener is None else served.get()
             if refused is not None:
                 raise refused
-            self._result = self._start_it()
-        except BaseException as error:  # noqa: BLE001 - `call` raises it in the caller's thread
-            self._listener.put(None)
-            self._ended.put(error)
-            return
-        self._ended.put(None)
-        self._goes_on.get()
-        # If `_make_ahead` fails, the next start makes the rules itself.
-        with contextlib.suppress(SandboxError):
-            self._afterwards()
+            result.append(start())
+        except BaseException as failed:  # noqa: BLE001 - raised in the caller's thread
+            error = failed
+        listeners.put(None)
+        ended.put(error)
+        runs.release()
+
+    runs.acquire()
+    try:
+        start_new_thread(run, ())  # a `threading.Thread` waits for its start, which a Ctrl-C may interrupt
+    except RuntimeError as full:  # no further thread can be started
+        raise _no_thread(full) from full
+    # A system call in `start` may wait for the listener's answer. Call `serve` in this thread: if `serve`
+    # started its thread from the confined one, that thread would be confined, too.
+    try:
+        listener = None if serve is None else listeners.get()
+        if serve is not None and listener is not None:
+            failed: SandboxError | None = SandboxError("The start was interrupted.")
+            try:
+                serve(listener)
+                failed = None
+            except RuntimeError as full:
+                failed = _no_thread(full)
+            finally:
+                served.put(failed)
+        error = ended.get()
+    except BaseException:  # a KeyboardInterrupt, or another exception of a signal handler
+        served.put(SandboxError("The start was interrupted."))
+        runs.acquire(timeout=_END_S)
+        with contextlib.suppress(queue.Empty):
+            if (unserved := listeners.get_nowait()) is not None:
+                os.close(unserved)
+        raise
+    if error is not None:
+        raise error
+    return result[0]
 
 
 def _thread_of_the_system() -> str:

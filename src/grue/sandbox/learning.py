@@ -17,7 +17,7 @@ from grue.errors import SandboxError
 from grue.sandbox.box import Sandbox
 from grue.sandbox.gate import Asked, Gate, is_loopback, memory_of
 from grue.sandbox.kernel import EXECUTE, READ_FILE, WRITE_FILE, Rule, coverage, watch
-from grue.sandbox.launch import Boxed, ConfinedThread, Start, Watching
+from grue.sandbox.launch import Boxed, Start, Watching, in_confined_thread
 from grue.sandbox.places import is_too_wide, packages_of, within
 from grue.sandbox.seccomp import known_machine
 
@@ -134,13 +134,11 @@ class Watched(Boxed):
         """Call `start` in a thread; record what that thread and its children open, change, run and reach."""
         known = known_machine().calls
         names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in known)
-        thread: ConfinedThread[Started] = ConfinedThread(lambda: watch(names), start)
-        self._thread = thread
         if sys.version_info < (3, 11, 4):
             # In these versions `vfork` holds the GIL until `execve`, so that the gate's thread could not
             # answer calls before `execve`. Python's documentation names this attribute.
             subprocess._USE_VFORK = False  # type: ignore[misc]  # noqa: SLF001
-        return thread.call(self._watching.serve)
+        return in_confined_thread(lambda: watch(names), start, self._watching.serve)
 
     def limit(self, pid: int) -> None:
         """Set no limits."""

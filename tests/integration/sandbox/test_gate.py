@@ -20,7 +20,7 @@ from grue.runtime.processes.process_group import ProcessRegistry
 from grue.sandbox import gate as gates
 from grue.sandbox.box import HostPort, Sandbox
 from grue.sandbox.gate import Gate
-from grue.sandbox.launch import ConfinedThread
+from grue.sandbox.launch import in_confined_thread
 from grue.sandbox.learning import Watch, watching
 
 needs_hosts = boxes.needs_hosts
@@ -412,13 +412,11 @@ def test_where_no_thread_can_start_for_its_gate_no_program_starts(monkeypatch: p
     started: list[str] = []
     listener, other = os.pipe()
     gate = Gate(())
-    thread = ConfinedThread(lambda: listener, lambda: started.append("cat"))
     monkeypatch.setattr(threading.Thread, "start", refuse)
     with pytest.raises(SandboxError, match="needs a thread of its own: can't start new thread"):
-        thread.call(gate.serve)
+        in_confined_thread(lambda: listener, lambda: started.append("cat"), gate.serve)
     assert started == []
     gate.end()
-    thread.end()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.close(listener)
     os.close(other)

@@ -1,5 +1,4 @@
 # ruff: noqa: E501 - tables
-import contextlib
 import errno
 import os
 import resource
@@ -9,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import boxes
@@ -27,7 +25,7 @@ from grue.runtime.processes.guard import guard
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.sandbox import kernel, launch, places
 from grue.sandbox.box import Preset, Sandbox
-from grue.sandbox.kernel import Coverage, Rule
+from grue.sandbox.kernel import Coverage
 from grue.sandbox.learning import Watch, watching
 from grue.sandbox.seccomp import Wanted
 from grue.testing.leftovers import assert_nothing_left
@@ -81,67 +79,6 @@ def test_a_folder_that_becomes_a_link_before_the_start_opens_nothing(tmp_path: P
         started.end()
     assert "STOLEN" not in ran.stdout
     assert "Permission denied" in ran.stderr
-
-
-def rulesets() -> list[str]:
-    found = []
-    for each in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the folder's own
-            found += [each.name] if "landlock" in str(each.readlink()) else []
-    return sorted(found)
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rules each new ruleset has got; before, none is kept."""
-    for kept in list(launch._ahead.values()):
-        kernel.close_ruleset(kept.ruleset)
-    launch._ahead.clear()
-    sizes: list[int] = []
-    make = launch.ruleset_of
-
-    def noted(rules: Sequence[Rule], *, any_network: bool) -> int:
-        sizes.append(len(rules))
-        return make(rules, any_network=any_network)
-
-    monkeypatch.setattr(launch, "ruleset_of", noted)
-    return sizes
-
-
-@boxes.needs_boxes
-@pytest.mark.slow
-def test_the_rules_of_the_system_are_made_ahead_once_a_start(made: list[int]) -> None:
-    with assert_nothing_left():  # what is kept is not counted
-        for preset in ("pure", "files", "pure", "web"):
-            boxes.run(Sandbox(preset=preset, write=("/dev/null",)), "true", cwd="/usr")
-    assert len(made) == 4 + 2, "the first of each kind of network makes its own"
-    assert len(rulesets()) == 2
-    assert not any(os.get_inheritable(int(each)) for each in rulesets())
-    # A file of the system has been replaced, or this is a child that was forked: not that ruleset.
-    for change in ({"system": ()}, {"process": 1}):
-        kept = launch._ahead[False]
-        launch._ahead[False] = msgspec.structs.replace(kept, **change)
-        ran = boxes.python(Sandbox(), "print(open('/etc/passwd').read()[:1] != '')")
-        assert ran.stdout == "True\n", ran
-        assert len(rulesets()) == 2
-    assert len(made) == 6 + 4
-    boxes.run(Sandbox(hide=("/etc/passwd",)), "true")
-    assert len(made) == 11, "a box that hides something keeps nothing"
-
-
-@boxes.needs_boxes
-def test_the_rules_for_the_next_start_are_made_while_a_program_runs(made: list[int]) -> None:
-    registry = ProcessRegistry()
-    group = registry.spawn("/bin/cat", (), dict(os.environ), None, Sandbox())
-    try:
-        assert group._boxed is not None
-        assert group._boxed._thread is not None
-        assert group._boxed._thread._runs.acquire(timeout=promises.GUARD_S), "it waits for the program's end"
-        group._boxed._thread._runs.release()
-        assert len(made) == 2
-        assert [*launch._ahead] == [False]
-    finally:
-        registry.kill_leftovers()
 
 
 @boxes.needs_boxes
@@ -522,12 +459,11 @@ def test_a_box_that_the_kernel_refuses_keeps_nobody_waiting_for_its_listener() -
     def refused() -> int | None:
         raise SandboxError("no box")
 
-    thread = launch.ConfinedThread(refused, lambda: None)
     heard: list[str] = []
 
     def ask() -> None:
         try:
-            thread.call(lambda _: None)
+            launch.in_confined_thread(refused, lambda: None, lambda _: None)
         except SandboxError as error:
             heard.append(str(error))
 
@@ -535,19 +471,6 @@ def test_a_box_that_the_kernel_refuses_keeps_nobody_waiting_for_its_listener() -
     asked.start()
     asked.join(promises.GUARD_S)
     assert heard == ["no box"]
-
-
-def test_the_end_of_a_box_waits_for_the_end_of_its_thread() -> None:
-    go_on = threading.Event()
-    thread = launch.ConfinedThread(lambda: None, lambda: "started", lambda: go_on.wait(promises.GUARD_S))
-    assert thread.call(None) == "started"
-    ended = threading.Thread(target=thread.end)
-    ended.start()
-    ended.join(0.05)
-    assert ended.is_alive()
-    go_on.set()
-    ended.join(promises.GUARD_S)
-    assert not ended.is_alive()
 
 
 @boxes.needs_boxes
@@ -583,9 +506,11 @@ def test_the_kernel_is_told_the_mark_of_a_box_if_it_writes_records(
     monkeypatch.setattr(kernel, "_drop_capabilities", lambda: None)
     have = Coverage(system="Linux", landlock=landlock, seccomp=False, listener=False)
     monkeypatch.setattr(kernel, "coverage", lambda: have)
-    kernel.confine(-1, (), Wanted(network="none"), "0123456789abcde")
+    ruleset = os.open("/dev/null", os.O_RDONLY)
+    monkeypatch.setattr(kernel, "_ruleset", lambda *_, **__: ruleset)
+    kernel.confine((), Wanted(network="none"), "0123456789abcde")
     assert ((kernel._SET_NAME, b"0123456789abcde", 0, 0, 0) in calls) == named
-    assert calls[-1] == (kernel._RESTRICT_SELF, -1, kernel._LOG_NEW_EXEC_ON if named else 0)
+    assert calls[-1] == (kernel._RESTRICT_SELF, ruleset, kernel._LOG_NEW_EXEC_ON if named else 0)
 
 
 @pytest.mark.parametrize("presses", [1, 2])
@@ -620,13 +545,8 @@ def test_where_no_thread_can_start_the_box_says_so_and_nothing_waits_for_it(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(launch, "start_new_thread", no_thread)
-    thread = launch.ConfinedThread(lambda: None, lambda: None)
     with pytest.raises(SandboxError, match="needs a thread of its own: can't start new thread"):
-        thread.call(None)
-    ended = threading.Thread(target=thread.end, daemon=True)
-    ended.start()
-    ended.join(promises.GUARD_S)
-    assert not ended.is_alive()
+        launch.in_confined_thread(lambda: None, lambda: None, None)
 
 
 @boxes.needs_hosts

@@ -336,8 +336,6 @@ class ProcessRegistry:
         if not released:
             with contextlib.suppress(BrokenPipeError):
                 os.write(group.stdin, b"\n")
-        if boxed is not None:
-            boxed.released()
         return group
 
     def _remove(self, group: ProcessGroup) -> None:
