@@ -7,12 +7,14 @@ numbers in a call's registers but no memory, so it can compare flags and protoco
 import functools
 import platform
 import struct
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 EPERM, EACCES, ENOSYS, EOPNOTSUPP = 1, 13, 38, 95
 
 _ALLOW, _ERRNO, _NOTIFY, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
+_REFUSE = _ERRNO | EPERM
 _LOAD, _EQUAL, _AND, _RETURN, _AT_LEAST = 0x20, 0x15, 0x54, 0x06, 0x35
 _NR, _ARCH, _ARGS = 0, 4, 16
 
@@ -180,38 +182,42 @@ def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:
 
 
 def _conditions(wanted: Wanted) -> dict[str, list[bytes]]:
-    found = [
-        ("socket", _sockets(wanted)),
-        ("socketpair", _pairs(wanted)),
+    found = {
+        "socket": _sockets(wanted),
+        "socketpair": _pairs(wanted),
         # In a new user namespace a program has all capabilities, so it could use functions that the kernel
         # otherwise keeps for root, such as mounts and firewall rules, and exploit the faults in them.
-        ("clone", _if_bits(0, _NAMESPACES)),
-        ("unshare", _if_bits(0, _NAMESPACES)),
+        "clone": _only_if(_is(0, 0, _NAMESPACES)),
+        "unshare": _only_if(_is(0, 0, _NAMESPACES)),
         # RTTIME is grue's mark on a server's processes, by which `descendants.py` finds those left running.
-        ("setrlimit", _if_equal(0, _RLIMIT_RTTIME)),
-        ("prlimit64", _limit_is_set()),
+        "setrlimit": _first([(_REFUSE, _is(0, _RLIMIT_RTTIME))], _ALLOW),
+        "prlimit64": _limits(),
         # These calls can change other processes of this user. The id 0 is the calling thread.
-        ("setpriority", _only(_PRIO_PROCESS, 0)),
-        ("ioprio_set", _only(_IOPRIO_WHO_PROCESS, 0)),
-        *((f"sched_{name}", _only(0)) for name in ("setparam", "setscheduler", "setaffinity", "setattr")),
+        "setpriority": _only_if(_is(0, _PRIO_PROCESS), _is(1, 0)),
+        "ioprio_set": _only_if(_is(0, _IOPRIO_WHO_PROCESS), _is(1, 0)),
+        **{
+            f"sched_{name}": _only_if(_is(0, 0))
+            for name in ("setparam", "setscheduler", "setaffinity", "setattr")
+        },
         # `_TIOC...` put input into the terminal, which the user's shell would run outside the box. Those of
         # `_FS_FLAGS` change flags of a file (`chattr`), also of one that the program may only read.
-        ("ioctl", _if_equal(1, _TIOCSTI, _TIOCLINUX, *_FS_FLAGS)),
-    ]
+        "ioctl": _first([(_REFUSE, _is(1, each)) for each in (_TIOCSTI, _TIOCLINUX, *_FS_FLAGS)], _ALLOW),
+    }
     if wanted.network != "any":
         # With `MSG_FASTOPEN` these calls also connect the socket, past the check of `connect` in `gate.py`.
-        found += [("sendto", _if_bits(3, _MSG_FASTOPEN)), ("sendmsg", _if_bits(2, _MSG_FASTOPEN))]
-        found += [("sendmmsg", _if_bits(3, _MSG_FASTOPEN))]
+        for name, flags in (("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)):
+            found[name] = _only_if(_is(flags, 0, _MSG_FASTOPEN))
     if wanted.network == "tcp":
         # `listen` without `bind` opens a port that the kernel chooses, and Landlock only checks `bind`.
-        found.append(("listen", [_stmt(_RETURN, _ERRNO | EACCES)]))
+        found["listen"] = _first([], _ERRNO | EACCES)
         # A program can bind its socket to a device, or set a list of hops. Packets for 127.0.0.1, which the
         # gate may allow, then leave this machine; if nobody answers them, the gate waits for minutes.
-        found.append(("setsockopt", _routes()))
+        routes = [(_REFUSE, _is(1, level), _is(2, option)) for level, option in _ROUTES]
+        found["setsockopt"] = _first(routes, _ALLOW)
     if not wanted.watches:
         # Refuse inotify: it shows which files are used in any folder, and Landlock does not limit it.
-        found.append(("inotify_add_watch", [_stmt(_RETURN, _ERRNO | EACCES)]))
-    return dict(found)
+        found["inotify_add_watch"] = _first([], _ERRNO | EACCES)
+    return found
 
 
 def _sockets(wanted: Wanted) -> list[bytes]:
@@ -224,64 +230,48 @@ def _sockets(wanted: Wanted) -> list[bytes]:
         rows += [(_AF_NETLINK, kind, 0) for kind in (_DGRAM, _RAW)]  # 0: NETLINK_ROUTE, to list interfaces
     if wanted.network == "any":
         rows += [(family, _DGRAM, ip) for family in (_AF_INET, _AF_INET6) for ip in (0, _IPPROTO_UDP)]
-    code: list[bytes] = []
-    for family, kind, protocol in rows:
-        code += [_stmt(_LOAD, _low(0)), _jump(_EQUAL, family, 0, 6)]
-        code += [_stmt(_LOAD, _low(1)), _stmt(_AND, _SOCK_TYPE), _jump(_EQUAL, kind, 0, 3)]
-        code += [_stmt(_LOAD, _low(2)), _jump(_EQUAL, protocol, 0, 1), _stmt(_RETURN, _ALLOW)]
-    return [*code, _stmt(_RETURN, _ERRNO | EACCES)]
+    allowed = [(_ALLOW, _is(0, family), _is(1, kind, _SOCK_TYPE), _is(2, ip)) for family, kind, ip in rows]
+    return _first(allowed, _ERRNO | EACCES)
 
 
 def _pairs(wanted: Wanted) -> list[bytes]:
     # A pair of datagram sockets needs `unix_sockets`: with `sendto`, either one reaches any Unix socket.
     kinds = (_STREAM, _SEQPACKET, *((_DGRAM,) if wanted.unix_sockets else ()))
-    code = [_stmt(_LOAD, _low(0)), _jump(_EQUAL, _AF_UNIX, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
-    code += [_stmt(_LOAD, _low(1)), _stmt(_AND, _SOCK_TYPE)]
-    for kind in kinds:
-        code += [_jump(_EQUAL, kind, 0, 1), _stmt(_RETURN, _ALLOW)]
-    return [*code, _stmt(_RETURN, _ERRNO | EACCES)]
+    unix = _is(0, _AF_UNIX)
+    rows: list[_Row] = [(_ALLOW, unix, _is(1, kind, _SOCK_TYPE)) for kind in kinds]
+    return _first([*rows, (_ERRNO | EACCES, unix)], _REFUSE)
 
 
-def _routes() -> list[bytes]:
-    """Return BPF code that refuses `setsockopt(socket, level, option)` for the options in `_ROUTES`."""
-    code = []
-    for level, option in _ROUTES:
-        code += [_stmt(_LOAD, _low(1)), _jump(_EQUAL, level, 0, 3)]
-        code += [_stmt(_LOAD, _low(2)), _jump(_EQUAL, option, 0, 1), _stmt(_RETURN, _ERRNO | EPERM)]
-    return [*code, _stmt(_RETURN, _ALLOW)]
+def _limits() -> list[bytes]:
+    # `prlimit64(pid, limit, new, old)`: refuse any `pid` but 0, and a `new` RTTIME. Check both halves of this
+    # pointer: the lower half of a valid address can be 0 too.
+    own, of_rttime = _is(0, 0), _is(1, _RLIMIT_RTTIME)
+    rows: list[_Row] = [(_ALLOW, own, _is(2, 0), _is(2, 0, upper=True)), (_REFUSE, own, of_rttime)]
+    return _first([*rows, (_ALLOW, own)], _REFUSE)
 
 
-def _if_bits(argument: int, bits: int) -> list[bytes]:
-    code = [_stmt(_LOAD, _low(argument)), _stmt(_AND, bits), _jump(_EQUAL, 0, 1, 0)]
-    return [*code, _stmt(_RETURN, _ERRNO | EPERM), _stmt(_RETURN, _ALLOW)]
+_Condition = tuple[int, int, int]  # place of a half of an argument, bits of it to compare, their value
+_Row = tuple[int, *tuple[_Condition, ...]]  # a verdict, and the conditions for it
 
 
-def _if_equal(argument: int, *values: int) -> list[bytes]:
-    code = [_stmt(_LOAD, _low(argument))]
-    for value in values:
-        code += [_jump(_EQUAL, value, 0, 1), _stmt(_RETURN, _ERRNO | EPERM)]
-    return [*code, _stmt(_RETURN, _ALLOW)]
+def _is(argument: int, value: int, bits: int = 0xFFFFFFFF, *, upper: bool = False) -> _Condition:
+    # The lower half comes first: x86-64 and ARM64 are little-endian.
+    return _ARGS + 8 * argument + 4 * upper, bits, value
 
 
-def _only(*values: int) -> list[bytes]:
-    code = []
-    for argument, value in enumerate(values):
-        code += [_stmt(_LOAD, _low(argument)), _jump(_EQUAL, value, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
-    return [*code, _stmt(_RETURN, _ALLOW)]
+def _only_if(*conditions: _Condition) -> list[bytes]:
+    return _first([(_ALLOW, *conditions)], _REFUSE)
 
 
-def _limit_is_set() -> list[bytes]:
-    """Return BPF code for `prlimit64(pid, limit, new, old)`: refuse any `pid` but 0, and a new RTTIME."""
-    code = [_stmt(_LOAD, _low(0)), _jump(_EQUAL, 0, 1, 0), _stmt(_RETURN, _ERRNO | EPERM)]
-    code += [_stmt(_LOAD, _low(1)), _jump(_EQUAL, _RLIMIT_RTTIME, 1, 0), _stmt(_RETURN, _ALLOW)]
-    # Check both halves of the pointer: the lower half of a valid address can be 0 too.
-    code += [_stmt(_LOAD, _low(2)), _jump(_EQUAL, 0, 0, 3)]
-    code += [_stmt(_LOAD, _low(2) + 4), _jump(_EQUAL, 0, 0, 1)]
-    return [*code, _stmt(_RETURN, _ALLOW), _stmt(_RETURN, _ERRNO | EPERM)]
-
-
-def _low(argument: int) -> int:
-    return _ARGS + 8 * argument  # the lower half comes first: x86-64 and ARM64 are little-endian
+def _first(rows: Sequence[_Row], otherwise: int) -> list[bytes]:
+    """Return BPF code with the verdict of the first row whose conditions all hold, else `otherwise`."""
+    code: list[bytes] = []
+    for verdict, *conditions in rows:
+        then = [_stmt(_RETURN, verdict)]
+        for place, bits, value in reversed(conditions):
+            then = [_stmt(_LOAD, place), _stmt(_AND, bits), _jump(_EQUAL, value, 0, len(then)), *then]
+        code += then
+    return [*code, _stmt(_RETURN, otherwise)]
 
 
 def _stmt(code: int, value: int) -> bytes:
