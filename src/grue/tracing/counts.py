@@ -1,11 +1,10 @@
 """The counts of an episode: of its turns, its requests to the model, its tool calls and its servers."""
 
-import functools
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -15,7 +14,7 @@ from grue.protocol.tools.built_in import named_call
 from grue.runtime.trace.format import payload_path
 from grue.runtime.trace.recorder import Envelope
 from grue.tracing import stats
-from grue.tracing.facts import EPISODE_FACTS, EpisodeEnded, EpisodeResumed, EpisodeStarted
+from grue.tracing.facts import EpisodeEnded, EpisodeResumed, EpisodeStarted
 from grue.tracing.message_words import cut_results
 from grue.tracing.reading import EpisodeEnvelope, EpisodeReader
 from grue.tracing.steps import StepBegan, StepChange, StepEnded, StepTracker, usage_in
@@ -179,9 +178,10 @@ class EpisodeTally:
         changes = self.steps.take(envelope)
         self.clock.note(envelope.t, changes, resumed=isinstance(envelope.body, EpisodeResumed))
         self.turns.take(envelope, changes)
-        count = _count_of(type(envelope.body))
-        if count is not None:
-            count(self, envelope, changes)
+        self._count_model(envelope, changes)
+        self._count_call(envelope)
+        self._count_session(envelope.turn, envelope.body)
+        self._count_fact(envelope.body)
 
     def stats(self, episode: EpisodeReader) -> stats.EpisodeStats:
         """Return the counts of an episode that has been read to its end."""
@@ -223,7 +223,8 @@ class EpisodeTally:
 
     def _count_model(self, envelope: Envelope[Any], changes: Sequence[StepChange]) -> None:
         counts = self.model.numbers
-        self.usage += usage_in(envelope, self._sampled)
+        if hasattr(envelope.body, "usage"):  # otherwise nothing is added
+            self.usage += usage_in(envelope, self._sampled)
         match envelope.body:
             case m.RequestCompletion() as request:
                 counts["requests"] += 1
@@ -254,7 +255,7 @@ class EpisodeTally:
         named = map(named_call, envelope.body.tool_calls)
         self._names.update(((envelope.turn, call.call_id), call.name) for call in named)
 
-    def _count_call(self, envelope: Envelope[Any], _: Sequence[StepChange]) -> None:
+    def _count_call(self, envelope: Envelope[Any]) -> None:
         turn, body = envelope.turn, envelope.body
         match body:
             case m.CallTools(server=server, calls=calls):
@@ -284,34 +285,32 @@ class EpisodeTally:
             tool.seconds.append(envelope.body.duration_s)
         self._names.pop((envelope.turn, envelope.body.call_id), None)
 
-    def _count_session(self, envelope: Envelope[Any], _: Sequence[StepChange]) -> None:
-        turn, server = envelope.turn, self.servers[envelope.body.server]
-        counts = server.numbers
-        match envelope.body:
-            case m.SessionOpened(elapsed_s=elapsed_s):
-                counts["starts"] += 1
-                server.seconds.append(elapsed_s)
-                server.in_turns.add(turn)
-            case m.ConnectFailed(then=then):
-                counts["failed_starts"] += 1
-                counts["retries"] += then == "retry"
-            case m.McpDisabled(newly=newly):
-                counts["disabled"] += newly
-            case m.SessionClosed(ending=ending):
+    def _count_session(self, turn: int, body: object) -> None:
+        match body:
+            case m.SessionOpened(server=name, elapsed_s=elapsed_s):
+                self.servers[name].numbers["starts"] += 1
+                self.servers[name].seconds.append(elapsed_s)
+                self.servers[name].in_turns.add(turn)
+            case m.ConnectFailed(server=name, then=then):
+                self.servers[name].numbers["failed_starts"] += 1
+                self.servers[name].numbers["retries"] += then == "retry"
+            case m.McpDisabled(server=name, newly=newly):
+                self.servers[name].numbers["disabled"] += newly
+            case m.SessionClosed(server=name, ending=ending):
                 # Count one ending per session, although a cancelled session can send two `SessionClosed`.
                 # For a session that ends with `handed_over`, count its later `ServerEnded` instead.
-                if turn in server.in_turns and ending != "handed_over":
-                    server.endings[ending] += 1
-                server.in_turns.discard(turn)
-            case m.ServerEnded(ending=ending):
-                server.endings[ending] += 1
-            case m.SessionPrewarmed():
-                counts["spares"] += 1
-            case m.PrewarmLost():
-                counts["spares_lost"] += 1
+                if turn in self.servers[name].in_turns and ending != "handed_over":
+                    self.servers[name].endings[ending] += 1
+                self.servers[name].in_turns.discard(turn)
+            case m.ServerEnded(server=name, ending=ending):
+                self.servers[name].endings[ending] += 1
+            case m.SessionPrewarmed(server=name):
+                self.servers[name].numbers["spares"] += 1
+            case m.PrewarmLost(server=name):
+                self.servers[name].numbers["spares_lost"] += 1
 
-    def _count_fact(self, envelope: Envelope[Any], _: Sequence[StepChange]) -> None:
-        match envelope.body:
+    def _count_fact(self, body: object) -> None:
+        match body:
             case EpisodeStarted():
                 self.hosted = True
             case EpisodeResumed():
@@ -322,25 +321,3 @@ class EpisodeTally:
 
     def _tool(self, envelope: Envelope[Any]) -> _Counts:
         return self.tools[self._names.get((envelope.turn, envelope.body.call_id), "?")]
-
-    _counted: ClassVar[dict[Callable[..., None], tuple[type[Struct], ...]]] = {
-        _count_model: (
-            m.RequestCompletion, m.CompletionReceived, m.CompletionFailed, m.CompletionRetried,
-            m.CompletionPostponed, m.ReplyDropped, m.ReplyCut, m.ServerSampled,
-        ),
-        _count_call: (
-            m.CallTools, m.ToolCalled, m.ToolRejected, m.ToolDenied, m.ToolSkipped, m.ToolReturned,
-            m.ToolTimedOut, m.ServerDied,
-        ),
-        _count_session: (
-            m.SessionOpened, m.ConnectFailed, m.McpDisabled, m.SessionClosed, m.ServerEnded,
-            m.SessionPrewarmed, m.PrewarmLost,
-        ),
-        _count_fact: EPISODE_FACTS,
-    }  # fmt: skip
-
-
-@functools.cache
-def _count_of(kind: type[Struct]) -> Callable[..., None] | None:
-    counted = EpisodeTally._counted  # noqa: SLF001 - of this module
-    return next((count for count, kinds in counted.items() if issubclass(kind, kinds)), None)

@@ -153,7 +153,6 @@ class _AgentReplay:
     def _compare(self, command: m.TurnCommand | m.TurnNote, event: EpisodeEnvelope) -> Divergence | None:
         said = self._turn.said
         recorded = said[self.compared] if self.compared < len(said) else None
-        because = self._turn.up_to(event)
         expected = derived(
             command, sender=AGENT, receiver=self._receiver(command), turn=self._turn.run.turn, cause=event.seq
         )
@@ -163,14 +162,14 @@ class _AgentReplay:
         if recorded is not None and recorded.cause != cause and recorded.cause in self._taken:
             return self._turn.unexpected(recorded)
         if recorded is None or recorded.cause not in (None, cause):
+            because = self._turn.up_to(event)
             return Divergence(turn=self._turn.run.turn, left=None, right=expected, because=because)
         self.commands[recorded.seq] = command
         carried = self._changes.carried(command, recorded.body)
         found = tuple(self._comparison.differences(recorded.body, carried))
         if found:
-            return Divergence(
-                turn=self._turn.run.turn, left=recorded, right=expected, differences=found, because=because
-            )
+            unlike = self._turn.unexpected(recorded, after=event)
+            return replace(unlike, right=expected, differences=found)
         self.compared += 1
         return None
 

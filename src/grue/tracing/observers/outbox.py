@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
     from requests import Response, Session
 
+    from grue.tracing.observers.span_sink import SpanSink
 
 BOUND = 10_000  # most envelopes in the queue: enough for a few hundred turns
 CLOSE_S = 5.0  # how long `close` waits by default, in seconds
@@ -41,18 +42,6 @@ def warn_once(warn: Warn | None = None) -> Warn:
     return say
 
 
-class Consumer(Protocol):
-    """Sends envelopes to a backend, in the backend's form. An outbox calls it, and counts its exceptions."""
-
-    def consume(self, envelope: Envelope[Any]) -> None:
-        """Send what the next envelope yields, or store it until `finish`. May block."""
-        ...
-
-    def finish(self) -> None:
-        """Send the remaining data; no envelope follows. May block."""
-        ...
-
-
 class OutboxStatistics(Struct, frozen=True, kw_only=True):
     """Counts of envelopes: `taken` into the queue, `dropped`, `waiting` in it. `failed` counts exceptions."""
 
@@ -66,7 +55,7 @@ class Outbox:
     """An observer that passes envelopes to `consumer`, in a thread of its own. For one recorder only."""
 
     def __init__(
-        self, consumer: Consumer, *, name: str, bound: int = BOUND, warn: Warn | None = None
+        self, consumer: "SpanSink", *, name: str, bound: int = BOUND, warn: Warn | None = None
     ) -> None:
         self._consumer = consumer
         self._name = name
@@ -187,11 +176,25 @@ _exporting = threading.local()
 
 
 def patient(exporter: "SpanExporter", *, backend: str, warn: Warn) -> "SpanExporter":
-    """Return an exporter that sends spans through `exporter`, and that warns instead of logging failures."""
+    """Change an exporter, so that it warns instead of logging failures, and return it."""
     # OpenTelemetry itself would log each retry and each failure.
     logging.getLogger(_LOGGER).addFilter(_hold_back)
-    # A cast, because a subclass of `SpanExporter` would have to import the SDK.
-    return cast("SpanExporter", _PatientExporter(exporter, backend, warn))
+    send = exporter.export
+
+    def export(spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
+        said: list[str] = []
+        _exporting.said = said
+        try:
+            result = send(spans)
+        finally:
+            del _exporting.said
+        if result.name != "SUCCESS":
+            cause = said[0] if said else "no reason is given"
+            warn(f"{backend} does not take what it is sent ({cause[:_CAUSE_LIMIT]}).")
+        return result
+
+    exporter.export = export  # type: ignore[method-assign]
+    return exporter
 
 
 def session_of_exporter(provided: "Session | None" = None) -> "Session":
@@ -223,31 +226,6 @@ def _refuse_redirect(response: "Response", **_: Any) -> None:
 def host_of(url: str) -> str:
     """Return the host and the port as written in a URL, without user and password."""
     return url.rpartition("@")[2].rpartition("://")[2].partition("/")[0]
-
-
-class _PatientExporter:
-    def __init__(self, exporter: "SpanExporter", backend: str, warn: Warn) -> None:
-        self._exporter = exporter
-        self._backend = backend
-        self._warn = warn
-
-    def export(self, spans: "Sequence[ReadableSpan]") -> "SpanExportResult":
-        said: list[str] = []
-        _exporting.said = said
-        try:
-            result = self._exporter.export(spans)
-        finally:
-            del _exporting.said
-        if result.name != "SUCCESS":
-            cause = said[0] if said else "no reason is given"
-            self._warn(f"{self._backend} does not take what it is sent ({cause[:_CAUSE_LIMIT]}).")
-        return result
-
-    def shutdown(self) -> None:
-        self._exporter.shutdown()
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return self._exporter.force_flush(timeout_millis)
 
 
 def _hold_back(record: logging.LogRecord) -> bool:

@@ -22,7 +22,7 @@ Capture: TypeAlias = bool | Literal["reference"]
 
 
 class SpanSink(ABC):
-    """The base of span exporters. An outbox calls `consume` and `finish`, from one thread."""
+    """The base of span exporters. An outbox calls `consume` and `finish`, and counts their exceptions."""
 
     def __init__(self, feed: SpanFeed) -> None:
         self._feed = feed

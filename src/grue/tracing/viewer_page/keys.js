@@ -1,24 +1,24 @@
-// What each key does.
+// What each key does: its name, what the help says, and the action of a key that does the same everywhere.
 
 const KEYS = [
   ["1  2  3  4", "story, messages, plot, table of the turns"],
-  ["j  ↓", "next passage, next message"],
-  ["k  ↑", "previous passage, previous message"],
+  ["j  ↓", "next passage, next message", (viewer) => viewer.step(1)],
+  ["k  ↑", "previous passage, previous message", (viewer) => viewer.step(-1)],
   ["PgDn  PgUp", "a page on, a page back"],
   ["Home  End", "first, last message; top and end of the story"],
-  ["n", "next turn"],
-  ["p", "previous turn"],
+  ["n", "next turn", (viewer) => viewer.stepTurn(1)],
+  ["p", "previous turn", (viewer) => viewer.stepTurn(-1)],
   ["Enter", "open what is folded; in messages: into the details"],
-  ["o", "open everything, close everything"],
-  ["r", "the request as it was sent"],
-  ["m", "to the passage's message; from a message to its passage"],
-  ["c", "to the message's cause"],
+  ["o", "open everything, close everything", (viewer) => viewer.tab === "story" && viewer.unfold()],
+  ["r", "the request as it was sent", (viewer) => viewer.showRequest(viewer.requestOfSelection())],
+  ["m", "to the passage's message; from a message to its passage", (viewer) => viewer.toOther()],
+  ["c", "to the message's cause", (viewer) => viewer.toCause()],
   ["Esc", "back to the list; then clear the filters"],
-  ["/", "search"],
-  ["f", "failures only"],
-  ["x", "exact JSON"],
-  ["y", "copy the address of what is shown"],
-  ["?", "this help"],
+  ["/", "search", (viewer) => viewer.filters.search.select()],
+  ["f", "failures only", (viewer) => viewer.filters.toggleFailures()],
+  ["x", "exact JSON", (viewer) => viewer.toggleExact()],
+  ["y", "copy the address of what is shown", (viewer) => viewer.copyLink()],
+  ["?", "this help", () => byId("help").showModal()],
 ];
 
 class Keys {
@@ -49,19 +49,7 @@ class Keys {
   keyActions(event) {
     const anywhere = {
       ...Object.fromEntries(TABS.map((tab, at) => [at + 1, () => this.viewer.switchTab(tab)])),
-      j: () => this.viewer.step(1),
-      k: () => this.viewer.step(-1),
-      n: () => this.viewer.stepTurn(1),
-      p: () => this.viewer.stepTurn(-1),
-      c: () => this.viewer.toCause(),
-      f: () => this.viewer.filters.toggleFailures(),
-      m: () => this.viewer.toOther(),
-      o: () => this.viewer.tab === "story" && this.viewer.unfold(),
-      r: () => this.viewer.showRequest(this.viewer.requestOfSelection()),
-      x: () => this.viewer.toggleExact(),
-      y: () => this.viewer.copyLink(),
-      "/": () => this.viewer.filters.search.select(),
-      "?": () => byId("help").showModal(),
+      ...Object.fromEntries(KEYS.filter(([, , act]) => act).map(([name, , act]) => [name[0], () => act(this.viewer)])),
     };
     const inTurns = { ArrowDown: () => this.viewer.stepInTurns(1), ArrowUp: () => this.viewer.stepInTurns(-1), Enter: () => this.viewer.backToList() };
     if (byId("turns").contains(event.target)) return { ...anywhere, ...inTurns };

@@ -35,9 +35,9 @@ const chip = (text) => (text instanceof Node ? text : element("span", { class: "
 
 /** Draw a part of a passage that opens and closes. It keeps the state in which the reader has left it. */
 function fold({ passage, state }, name, summary, contents, open = false, kind = "") {
-  const wanted = passage.open.get(name) ?? (open || state.unfolded || state.words.length > 0);
+  const wanted = passage.open?.get(name) ?? (open || state.unfolded || state.words.length > 0);
   return lazyFold(summary, contents, { open: wanted, kind, changed: (now) => {
-    if (passage.open === NONE_OPEN) passage.open = new Map();
+    passage.open ??= new Map();
     passage.open.set(name, now);
   } });
 }

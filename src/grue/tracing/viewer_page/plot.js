@@ -87,7 +87,7 @@ class Plot {
     const y = (value) => PLOT.height - PLOT.bottom - ((value - low) / (high - low || 1)) * (PLOT.height - PLOT.top - PLOT.bottom);
     const svg = shape("svg", { class: "plot", width, height: PLOT.height, tabindex: "0", role: "img", "aria-label": `${this.name} over turns ${first} to ${last}. Arrow keys move from point to point, Enter goes to the turn.` });
     svg.append(...gridLines(low, high, y, width), ...turnNames(first, last, x));
-    svg.append(shape("path", { class: "plot-line", d: thinned(points, x, y) }));
+    svg.append(shape("path", { class: "plot-line", d: points.map(({ turn, value }, at) => `${at ? "L" : "M"}${x(turn.number)} ${y(value)}`).join("") }));
     this.cursor = svg.appendChild(shape("circle", { class: "plot-cursor", r: 5, cx: -20, cy: -20 }));
     const nearest = (event) => {
       const turn = first + ((event.offsetX - PLOT.left) / Math.max(width - PLOT.left - PLOT.right, 1)) * (last - first);
@@ -146,25 +146,4 @@ function turnNames(first, last, x) {
     const turn = (start + number) * step;
     return shape("text", { class: "tick-name", x: x(turn), y: PLOT.height - 8, "text-anchor": "middle" }, String(turn));
   });
-}
-
-/** Return a stepped line through points. Of the points in one column of pixels it has the lowest and the highest. */
-function thinned(points, x, y) {
-  let d = "";
-  let column = null;
-  const flush = () => {
-    if (column) d += `${d ? "L" : "M"}${column.x} ${column.first}L${column.x} ${column.least}L${column.x} ${column.most}L${column.x} ${column.last}`;
-  };
-  for (const { turn, value } of points) {
-    const [at, height] = [Math.round(x(turn.number) * 2) / 2, y(value)];
-    if (column?.x !== at) {
-      flush();
-      column = { x: at, first: height, least: height, most: height, last: height };
-    }
-    column.least = Math.min(column.least, height);
-    column.most = Math.max(column.most, height);
-    column.last = height;
-  }
-  flush();
-  return d;
 }

@@ -58,7 +58,7 @@ class Story {
 
   setUnfolded(unfolded) {
     this.unfolded = unfolded;
-    for (const passage of this.trace.passageOf.values()) passage.open = NONE_OPEN;
+    for (const passage of this.trace.passageOf.values()) passage.open = null;
     this.list.heights.clear();
     this.list.forget();
     this.list.place();

@@ -1,8 +1,6 @@
 // The trace. Its turns are known from the beginning, unless it still grows. Its messages come in pieces, are
 // linked to each other once, and are grouped by turn, in the order in which the turns began.
 
-const NONE = Object.freeze([]);
-const NONE_OPEN = new Map(); // shared by the passages in which the reader has opened nothing
 const UNDRAWN_PHASES = new Set(["turn", "session"]);
 
 class Trace {
@@ -43,7 +41,7 @@ class Trace {
   addTurn(digest) {
     const known = this.turnOf.get(digest.turn);
     if (known) return Object.assign(known, digestOf(digest));
-    const turn = newTurn(digest);
+    const turn = { ...digestOf(digest), messages: [], spans: [], unmarked: [], passages: [] };
     this.turns.push(turn);
     this.turnOf.set(turn.number, turn);
     return turn;
@@ -83,7 +81,7 @@ class Trace {
     this.kinds.add(message.kind);
     if (message.kind === "RequestCompletion" && message.mark) this.addCuts(message);
     const cause = this.messageOf.get(message.cause);
-    if (cause) cause.effects = added(cause.effects, message);
+    cause?.effects.push(message);
   }
 
   addCuts(request) {
@@ -96,7 +94,7 @@ class Trace {
     const turn = this.turnOf.get(first.turn);
     if (span.grade) span.mark = last.mark || "cut off";
     turn.spans.push(span);
-    if (last.turn === first.turn && last !== first) last.ends = added(last.ends, span);
+    if (last.turn === first.turn && last !== first) last.ends.push(span);
     turn.unmarked.push([span, first, last]);
   }
 }
@@ -105,19 +103,13 @@ function newMessage(row) {
   const [seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body, repeats = "", broken = "", leftOut = 0] = row;
   return {
     seq, t, at, turn, sender, receiver, cause, kind, summary, mark, grade, batch, redacted, chars, body, repeats, broken, leftOut,
-    effects: NONE, ends: NONE, activity: NONE, place: 0, haystack: null,
+    effects: [], ends: [], activity: [], place: 0, haystack: null,
   };
 }
 
 function newSpan(row) {
   const [turn, lane, phase, label, start, end, first, last, grade] = row;
   return { turn, lane, phase, label, start, end, first, last, grade, mark: "" };
-}
-
-function newTurn(digest) {
-  return {
-    ...digestOf(digest), messages: [], spans: [], unmarked: [], passages: [],
-  };
 }
 
 function digestOf({ turn: number, start_s: start, end_s: end, took_s: length, phases, marks, ...rest }) {
@@ -128,14 +120,7 @@ function digestOf({ turn: number, start_s: start, end_s: end, took_s: length, ph
 
 function newPassage(row) {
   const [turn, kind, seq, place, also, depth, text] = row;
-  return { turn, kind, seq, place, also, depth, text, id: place < 0 ? String(seq) : `${seq}.${place}`, open: NONE_OPEN };
-}
-
-/** Return a list with one more item. Most lists of messages stay empty and are the same NONE, to save memory. */
-function added(list, item) {
-  if (list === NONE) return [item];
-  list.push(item);
-  return list;
+  return { turn, kind, seq, place, also, depth, text, id: place < 0 ? String(seq) : `${seq}.${place}`, open: null };
 }
 
 /** Return the spans that are open while a message is sent, for the bars in the lanes. Computed when first shown. */
@@ -150,10 +135,7 @@ function activityOf(turn, message) {
 function markActivity(turn, span, first, last) {
   if (span.phase === "wait" || span.phase === "host") return;
   for (let place = first; place <= last; place += 1) {
-    const message = turn.messages[place];
-    message.activity = added(message.activity, {
-      lane: span.lane, phase: span.phase, starts: place === first, ends: place === last,
-    });
+    turn.messages[place].activity.push({ lane: span.lane, phase: span.phase, starts: place === first, ends: place === last });
   }
 }
 
