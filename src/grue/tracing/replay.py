@@ -36,16 +36,32 @@ _Ending: TypeAlias = tuple[ReplayEnd, Divergence | None]
 _FOLLOWS = frozenset({"whole_chars"})  # not compared: it differs if a secret in the text was replaced
 
 
-class _AgentTurn(Struct, frozen=True, kw_only=True):
-    begun: EpisodeEnvelope  # the first message of `inbox`, with the body `run`
-    run: m.RunTurn
-    inbox: tuple[EpisodeEnvelope, ...]
-    noted: tuple[EpisodeEnvelope, ...]  # `NOTED_EVENTS`, which do not come through the mailbox
-    said: tuple[EpisodeEnvelope, ...]  # the agent's messages and notes
-    crash: ActorFailed | None  # the agent's crash, if it crashed
-    envelopes: Sequence[EpisodeEnvelope]  # the whole slice, with the host's facts before and after the turn
-    by_seq: dict[int, EpisodeEnvelope]  # `envelopes` by message number
-    cut_off: bool  # whether the process may have been killed in the turn
+class _AgentTurn:
+    """A turn's messages, sorted by what they are to its agent; `begun` is the first, with the body `run`."""
+
+    def __init__(
+        self, turn_slice: TurnSlice, begun: EpisodeEnvelope, run: m.RunTurn, *, cut_off: bool
+    ) -> None:
+        self.begun = begun
+        self.run = run
+        self.cut_off = cut_off  # whether the process may have been killed in the turn
+        # The whole slice, with the host's facts before and after the turn.
+        self.envelopes: Sequence[EpisodeEnvelope] = turn_slice.envelopes
+        self.by_seq = {envelope.seq: envelope for envelope in self.envelopes}
+        self.inbox: list[EpisodeEnvelope] = []
+        self.noted: list[EpisodeEnvelope] = []  # `NOTED_EVENTS`, which do not come through the mailbox
+        self.said: list[EpisodeEnvelope] = []  # the agent's messages and notes
+        self.crash: ActorFailed | None = None  # the agent's crash, if it crashed
+        for envelope in self.envelopes:
+            body = envelope.body
+            if envelope.receiver == AGENT:
+                self.inbox.append(envelope)
+            elif isinstance(body, NOTED_EVENTS):
+                self.noted.append(envelope)
+            elif isinstance(body, ActorFailed):
+                self.crash = body if body.actor == AGENT else self.crash
+            elif envelope.sender == AGENT:
+                self.said.append(envelope)
 
     @property
     def is_fork(self) -> bool:
@@ -77,35 +93,6 @@ class _AgentTurn(Struct, frozen=True, kw_only=True):
         """Return a divergence at `recorded`; `after`: the message to name as the cause of `recorded`."""
         because = causes(recorded, self.by_seq) if after is None else self.up_to(after)
         return Divergence(turn=self.run.turn, left=recorded, right=None, because=because, reason=reason)
-
-
-def _recorded_turn(turn_slice: TurnSlice, *, cut_off: bool) -> _AgentTurn | None:
-    """Return the slice's turn; `None` unless its first message to the agent is a `RunTurn`."""
-    inbox, noted, said = [], [], []
-    crash: ActorFailed | None = None
-    for envelope in turn_slice.envelopes:
-        body = envelope.body
-        if envelope.receiver == AGENT:
-            inbox.append(envelope)
-        elif isinstance(body, NOTED_EVENTS):
-            noted.append(envelope)
-        elif isinstance(body, ActorFailed):
-            crash = body if body.actor == AGENT else crash
-        elif envelope.sender == AGENT:
-            said.append(envelope)
-    if not inbox or not isinstance(inbox[0].body, m.RunTurn):
-        return None
-    return _AgentTurn(
-        begun=inbox[0],
-        run=inbox[0].body,
-        inbox=tuple(inbox),
-        noted=tuple(noted),
-        said=tuple(said),
-        crash=crash,
-        envelopes=turn_slice.envelopes,
-        by_seq={envelope.seq: envelope for envelope in turn_slice.envelopes},
-        cut_off=cut_off,
-    )
 
 
 class _AgentReplay:
@@ -555,8 +542,9 @@ def replay(
         connections.begin(turn_slice)
         if turn in (None, turn_slice.turn):
             cut_off = turn_slice.cut_off or following is None or following.resumed
-            recorded = _recorded_turn(turn_slice, cut_off=cut_off)
-            if recorded is not None:
+            begun = next((each for each in turn_slice.envelopes if each.receiver == AGENT), None)
+            if begun is not None and isinstance(begun.body, m.RunTurn):
+                recorded = _AgentTurn(turn_slice, begun, begun.body, cut_off=cut_off)
                 yield _replay_turn(recorded, connections, changes)
         connections.learn(turn_slice)
 

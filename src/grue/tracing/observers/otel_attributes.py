@@ -21,7 +21,6 @@ from grue.tracing.observers.span_sink import (
     DETAIL_LIMIT,
     Capture,
     chat_messages,
-    clipped,
     clipped_text,
     json_text,
     shown_history,
@@ -67,12 +66,6 @@ def tool_definitions(tools: Sequence[m.ToolDefinition]) -> str | None:
     if len(text) > CONTENT_LIMIT:
         text = json_text(named)
     return text if named else None
-
-
-def value_text(value: object) -> str:
-    """Return a JSON value as text, cut at `CONTENT_LIMIT` characters."""
-    value = clipped(value)
-    return value if isinstance(value, str) else json_text(value)
 
 
 def _output(parts: list[m.JsonObject], finish_reason: str) -> str:
@@ -200,7 +193,7 @@ class Conventions:
             "gen_ai.tool.type": "function",
             "gen_ai.tool.description": clipped_text(use.description, DETAIL_LIMIT) or None,
             "gen_ai.tool.call.id": use.call_id,
-            "gen_ai.tool.call.arguments": value_text(use.arguments) if self._capture else None,
+            "gen_ai.tool.call.arguments": clipped_text(use.arguments) if self._capture else None,
             "grue.server": use.server,
             "grue.timeout_s": use.timeout_s,
             "grue.iteration": use.iteration,
@@ -215,7 +208,7 @@ class Conventions:
             case spans.EpisodeSummary():
                 return self._episode_ended(outcome)
             case m.TurnCompleted(kind=kind, answer=answer, usage=usage):
-                spoken = answered(value_text(answer)) if self._capture else None
+                spoken = answered(clipped_text(answer)) if self._capture else None
                 return {
                     "grue.kind": kind,
                     "gen_ai.output.messages": spoken,
@@ -230,7 +223,7 @@ class Conventions:
                 return {
                     "grue.iterations_used": iterations,
                     "grue.tools_called": called,
-                    "grue.final_action": value_text(action) if shown else None,
+                    "grue.final_action": clipped_text(action) if shown else None,
                 }
             case m.CompletionReceived():
                 return self._completion(outcome, event.subject)
@@ -241,7 +234,7 @@ class Conventions:
                 return {
                     "grue.settlement": settlement,
                     "grue.duration_s": duration_s,
-                    "gen_ai.tool.call.result": value_text(result.to_dict()) if self._capture else None,
+                    "gen_ai.tool.call.result": clipped_text(result.to_dict()) if self._capture else None,
                 }
             case never:
                 assert_never(never)
@@ -254,7 +247,7 @@ class Conventions:
         if self._capture and asked is not None:
             attributes |= said((m.UserText(asked.user),), capture=True)
         if self._capture and answer is not None:
-            attributes["gen_ai.output.messages"] = answered(value_text(answer.answer))
+            attributes["gen_ai.output.messages"] = answered(clipped_text(answer.answer))
         return attributes
 
     def _completion(self, reply: m.CompletionReceived, subject: object) -> Attributes:

@@ -92,9 +92,10 @@ def clipped(value: object, limit: int = CONTENT_LIMIT) -> object:
     return f"{text[:limit]}… [cut: {len(text) - limit} of {len(text)} characters]"
 
 
-def clipped_text(text: str, limit: int = CONTENT_LIMIT) -> str:
-    """Return a text; if it has more than `limit` characters, its beginning and a note of what was cut."""
-    return str(clipped(text, limit))
+def clipped_text(value: object, limit: int = CONTENT_LIMIT) -> str:
+    """Return a text, or any other value as JSON, cut as by `clipped`."""
+    value = clipped(value, limit)
+    return value if isinstance(value, str) else json_text(value)
 
 
 def json_text(value: object) -> str:

@@ -62,13 +62,10 @@ class FlowList {
     this.redraw(this.indexOf.has(pinned) ? { index: this.indexOf.get(pinned), below } : null);
   }
 
-  /** Drop the drawn form of every item, or only of `item`, so that it is drawn anew. */
-  forget(item = null) {
-    for (const [index, made] of [...this.drawn]) {
-      if (item && this.items[index] !== item) continue;
-      this.remove(made);
-      this.drawn.delete(index);
-    }
+  /** Drop the drawn form of every item, so that it is drawn anew. */
+  forget() {
+    for (const made of this.drawn.values()) this.remove(made);
+    this.drawn.clear();
   }
 
   remove(made) {

@@ -60,9 +60,7 @@ class Story {
     this.unfolded = unfolded;
     for (const passage of this.trace.passageOf.values()) passage.open = null;
     this.list.heights.clear();
-    this.list.forget();
-    this.list.place();
-    this.list.redraw();
+    this.list.show(this.list.items);
   }
 
   /** Make a passage, a turn or the card the active one. */
