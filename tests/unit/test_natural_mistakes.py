@@ -392,6 +392,7 @@ def test_a_call_names_its_tool_by_a_text() -> None:
     with ToolClient({"tools": FunctionTools([now])}) as client:
         with pytest.raises(MCPError, match=r"call\(3\): a tool's name is a text"):
             client.call(3)  # type: ignore[arg-type]  # the mistake
+        client.call("tools.now", timeout_s=10**400)
         with pytest.raises(MCPError, match="timeout_s is a number of seconds, not '3'"):
             client.call("tools.now", timeout_s="3")  # type: ignore[arg-type]  # the mistake
         for send in (client.call, client.request, client.request_all):

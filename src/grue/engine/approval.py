@@ -316,8 +316,9 @@ def _ask(question: ApprovalQuestion) -> ApprovalDecision:
     sys.stderr.write("\n".join(asked) + "\n")
     sys.stderr.flush()
     forget_typed(sys.stdin)
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
-        return question.approve()
+    with contextlib.suppress(UnicodeDecodeError):  # such as a letter in the terminal's other encoding
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return question.approve()
     return question.deny()
 
 

@@ -58,6 +58,16 @@ def test_only_a_yes_approves(monkeypatch: pytest.MonkeyPatch, typed: str, verdic
     assert "\x1b" not in shown.getvalue()
 
 
+def test_a_line_that_cannot_be_decoded_denies_only_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyboard, terminal = pty.openpty()
+    with os.fdopen(terminal, encoding="utf-8") as stdin, os.fdopen(keyboard, "wb", buffering=0) as keys:
+        typed = iter((b"\xe9\n", b"y\n"))
+        monkeypatch.setattr("grue.engine.approval.forget_typed", lambda _: keys.write(next(typed)))
+        monkeypatch.setattr("sys.stdin", stdin)
+        monkeypatch.setattr("sys.stderr", Terminal())
+        assert [each.verdict for each in ask_at_terminal((QUESTION, QUESTION))] == ["deny", "approve"]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

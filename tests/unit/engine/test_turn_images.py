@@ -1,5 +1,6 @@
 """Images of the user, checked before anything is sent."""
 
+import os
 import re
 from pathlib import Path
 
@@ -16,8 +17,10 @@ LIMITS = TurnLimits()
 def test_paths_and_bytes_are_images(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(PNG)
-    found = read_images([str(path), path, GIF], LIMITS)
+    (entry,) = os.scandir(os.fsencode(tmp_path))  # its path is bytes
+    found = read_images([str(path), path, entry, GIF], LIMITS)
     assert [(each.kind, each.mime, each.bytes) for each in found] == [
+        ("image", "image/png", len(PNG)),
         ("image", "image/png", len(PNG)),
         ("image", "image/png", len(PNG)),
         ("image", "image/gif", len(GIF)),

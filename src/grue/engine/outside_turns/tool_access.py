@@ -162,10 +162,12 @@ class ToolAccess(ABC):
     def _limit_s(self, call: str, timeout_s: float | None) -> float:
         if timeout_s is None:
             return self.limits.tool_call_timeout_s
-        if not isinstance(timeout_s, int | float) or math.isnan(timeout_s):
-            raise MCPError(f"{call}: timeout_s is a number of seconds, not {timeout_s!r:.60}.")
+        known = isinstance(timeout_s, int | float)
         # A trace cannot hold an infinite number, nor a subclass of `float` such as numpy's.
-        return float(min(max(timeout_s, -_LONGEST_S), _LONGEST_S))
+        limit_s = float(min(max(timeout_s, -_LONGEST_S), _LONGEST_S)) if known else math.nan
+        if math.isnan(limit_s):
+            raise MCPError(f"{call}: timeout_s is a number of seconds, not {timeout_s!r:.60}.")
+        return limit_s
 
     def _calling(
         self,
