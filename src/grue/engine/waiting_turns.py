@@ -11,7 +11,7 @@ The state of each turn is in its trace, and the state of each request is in the 
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable
-from pathlib import Path
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from msgspec import Struct, field
@@ -125,138 +125,6 @@ class _Room(Struct, frozen=True, kw_only=True):
         """Do nothing: the turn counts the cost of a request's reply itself."""
 
 
-class _Turns(Generic[T]):
-    """Runs the turns of a batch. A turn that has a trace goes on where the trace ends."""
-
-    def __init__(
-        self, settings: TurnSettings, batching: Batching, endpoint: LlmEndpoint, files: BatchFolder
-    ) -> None:
-        self._batching = batching
-        self._files = files
-        self._settings = replace(settings, limits=replace(settings.limits, max_samplings=0))
-        self.account = _Account(settings, endpoint)
-        self._path = FORMATS[files.manifest.wire].path_of(files.manifest.model, stream=False)
-
-    def known(self, index: int, request: TurnRequest[T]) -> TurnOutcome[Any] | MCPError | None:
-        """Return how a turn ended in an earlier run; `None`: the turn has to be run, or to go on."""
-        if request.conversation is not None or request.history:
-            raise MCPConfigError(
-                "A turn whose requests wait for batches cannot continue a conversation or a history. Put what"
-                " was said before into its texts."
-            )
-        path, number = self._files.file("turns", index + 1), index + 1
-        if not path.exists():
-            return None
-        part = read_turns(path).get(number) if path.stat().st_size else None
-        if part is None:
-            path.unlink()  # the process was killed before the turn had begun
-            return None
-        end = part.end
-        if isinstance(end, m.TurnFailed) and not isinstance(end.failure, m.Interrupted):
-            if self._batching.retry_failed:
-                self._files.set_aside(number)
-                return None
-            return turns.error_for(end)
-        if isinstance(end, m.TurnParked):
-            return turns.pending_error(end)
-        turn = HostTurn(replace(request, turn=number), self._settings, EpisodeMemory())
-        command = turn.recalled_command(number)
-        same_texts = (part.run.system, part.run.user) == (command.system, command.user)
-        if isinstance(end, m.TurnCompleted):
-            found = CompletedTurns(path).recall(command, turn.answer)
-            if found is not None:
-                return found[0]
-            if asks_the_same(part.run, command):
-                # The answer is not accepted any more, or a secret was removed from it. The turn is run again,
-                # and its replies come from the folder.
-                self._files.set_aside(number)
-                return None
-        if isinstance(end, m.TurnCompleted) or not same_texts:
-            raise TraceError(
-                f"{path} holds another request than number {number} of this run, so nothing was asked for it."
-                " Name another folder for another batch."
-            )
-        return None
-
-    async def run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
-        """Start a turn, or go on with it from its trace; raises `TurnPostponed` if it has to wait."""
-        number, path = index + 1, self._files.file("turns", index + 1)
-        recorder = self._settings.wiring.recorder.for_another_trace()
-        episode, begun = f"{self._files.manifest.run}-{number}", path.exists()
-        options = TraceOptions(version=__version__)
-        with TraceWriter(path, episode=episode, options=options, resume=begun) as writer:
-            if begun:
-                recorder.resume(after_seq=writer.last_seq, after_t=writer.last_t)
-            recorder.add(writer)
-            room = _Room(
-                files=self._files,
-                path=self._path,
-                turn=number,
-                account=self.account,
-                recorder=recorder,
-                writer=writer,
-            )
-            token = reply_room.set(room)
-            try:
-                return await self._run(
-                    replace(request, turn=number), path if begun else None, writer, recorder, resources
-                )
-            finally:
-                reply_room.reset(token)
-
-    async def _run(
-        self,
-        request: TurnRequest[T],
-        trace: Path | None,
-        writer: TraceWriter,
-        recorder: Recorder,
-        resources: TurnResources,
-    ) -> TurnOutcome[T]:
-        wiring = self._settings.wiring
-        approval = replace(wiring.approval, parking=Parking(recorder))
-        wiring = replace(
-            wiring, recorder=recorder, approval=approval, under_way=TurnsUnderWay(), presumed=None
-        )
-        settings = replace(self._settings, wiring=wiring)
-        if trace is None:
-            turn = HostTurn(request, settings, EpisodeMemory())
-            turn.waits = True
-            return await turn.run(resources)
-        part = read_turns(trace)[request.turn or 0]
-        waited = part.waiting(trace)
-        if waited is not None:
-            return await self._going_on(request, part, *waited, settings).run(resources)
-        asked = ResumeRequest(trace=trace, turn=request.turn, answer=request.answer)
-        with resumed_turn(asked, writer, settings, EpisodeMemory()) as turn:
-            return await turn.run(resources)
-
-    def _going_on(
-        self,
-        request: TurnRequest[T],
-        part: RecordedTurn,
-        history: History,
-        unrecorded: m.RequestCompletion | None,
-        settings: TurnSettings,
-    ) -> HostTurn[T]:
-        """Return a turn that goes on by reading the reply to its last request."""
-        wiring = settings.wiring
-        asked: Envelope[Any] | None = part.asked
-        if unrecorded is not None:
-            asked = wiring.recorder.record(
-                unrecorded, sender="agent", receiver="llm", cause=part.last_event, turn=part.run.turn
-            )
-        assert asked is not None, "a turn that waits has asked"
-        wiring = wiring.lending(part.run.conversation, history, part.tools, first=asked)
-        turn = HostTurn(request, replace(settings, wiring=wiring), EpisodeMemory())
-        noted = m.WaitEnded(turn=part.run.turn, request=asked.body.request)
-        turn.record = TurnsPast(noted=noted, begun=part.begun, events=tuple(part.events))
-        if part.said_before:
-            turn.begun = part.replay(History(), part.said_before)
-        limits = replace(part.run.limits, turn_timeout_s=part.time_left_s)
-        turn.started_by = replace(part.run, limits=limits)
-        return turn
-
-
 def run_waiting(
     requests: Iterable[TurnRequest[T] | str], batch: Batch, batching: Batching
 ) -> Generator[BatchItem[TurnOutcome[T]], None, None]:
@@ -287,11 +155,17 @@ def run_waiting(
 
 
 class _Rounds(Generic[T]):
-    """Starts turns, sends the waiting requests, and lets each turn go on when its reply has come."""
+    """Starts turns, sends the waiting requests, and lets each turn go on when its reply has come.
+
+    A turn that has a trace goes on where the trace ends.
+    """
 
     def __init__(self, batch: Batch, batching: Batching, endpoint: LlmEndpoint, files: BatchFolder) -> None:
-        self._turns: _Turns[T] = _Turns(batch.settings, batching, endpoint, files)
+        self._batching = batching
         self._files = files
+        self._settings = replace(batch.settings, limits=replace(batch.settings.limits, max_samplings=0))
+        self._account = _Account(batch.settings, endpoint)
+        self._path = FORMATS[files.manifest.wire].path_of(files.manifest.model, stream=False)
         self._desk = BatchDesk(endpoint, files, batching)
         self._endpoint = endpoint
         self._episode = batch.begin()
@@ -334,7 +208,7 @@ class _Rounds(Generic[T]):
     def _begin(self, index: int, given: TurnRequest[T] | str) -> None:
         try:
             request = turns.as_request(given)
-            known = self._turns.known(index, request)
+            known = self._known(index, request)
         except Exception as error:  # noqa: BLE001 - an invalid request must not end the others
             self._done[index] = BatchItem(index=index, error=as_ours(error))
             return
@@ -347,11 +221,7 @@ class _Rounds(Generic[T]):
 
     def _start(self, index: int, request: TurnRequest[T]) -> None:
         self._asked[index] = request
-
-        async def run(resources: TurnResources) -> TurnOutcome[T]:
-            return await self._turns.run(index, request, resources)
-
-        self._running.append((index, self._episode.submit(run)))
+        self._running.append((index, self._episode.submit(partial(self._run, index, request))))
 
     @defer_interrupts()
     def _take_one(self) -> None:
@@ -370,7 +240,7 @@ class _Rounds(Generic[T]):
             item = BatchItem(index=index, error=as_ours(error))
         # Free the budget that the turn has reserved, except after `BudgetSpent`: then the turn still waits.
         if not isinstance(item.error, BudgetSpent):
-            self._turns.account.ended(index + 1)
+            self._account.ended(index + 1)
         self._asked.pop(index, None)
         self._done[index] = item
 
@@ -397,3 +267,110 @@ class _Rounds(Generic[T]):
                 self._take_one()
             self._waiting.discard(index)
             self._start(index, self._asked[index])
+
+    def _known(self, index: int, request: TurnRequest[T]) -> TurnOutcome[Any] | MCPError | None:
+        """Return how a turn ended in an earlier run; `None`: the turn has to be run, or to go on."""
+        if request.conversation is not None or request.history:
+            raise MCPConfigError(
+                "A turn whose requests wait for batches cannot continue a conversation or a history. Put what"
+                " was said before into its texts."
+            )
+        path, number = self._files.file("turns", index + 1), index + 1
+        if not path.exists():
+            return None
+        part = read_turns(path).get(number) if path.stat().st_size else None
+        if part is None:
+            path.unlink()  # the process was killed before the turn had begun
+            return None
+        end = part.end
+        if isinstance(end, m.TurnFailed) and not isinstance(end.failure, m.Interrupted):
+            if self._batching.retry_failed:
+                self._files.set_aside(number)
+                return None
+            return turns.error_for(end)
+        if isinstance(end, m.TurnParked):
+            return turns.pending_error(end)
+        turn = HostTurn(replace(request, turn=number), self._settings, EpisodeMemory())
+        command = turn.recalled_command(number)
+        same_texts = (part.run.system, part.run.user) == (command.system, command.user)
+        if isinstance(end, m.TurnCompleted):
+            found = CompletedTurns(path).recall(command, turn.answer)
+            if found is not None:
+                return found[0]
+            if asks_the_same(part.run, command):
+                # The answer is not accepted any more, or a secret was removed from it. The turn is run again,
+                # and its replies come from the folder.
+                self._files.set_aside(number)
+                return None
+        if isinstance(end, m.TurnCompleted) or not same_texts:
+            raise TraceError(
+                f"{path} holds another request than number {number} of this run, so nothing was asked for it."
+                " Name another folder for another batch."
+            )
+        return None
+
+    async def _run(self, index: int, request: TurnRequest[T], resources: TurnResources) -> TurnOutcome[T]:
+        """Start a turn, or go on with it from its trace; raises `TurnPostponed` if it has to wait."""
+        number, path, wiring = index + 1, self._files.file("turns", index + 1), self._settings.wiring
+        recorder = wiring.recorder.for_another_trace()
+        episode, begun = f"{self._files.manifest.run}-{number}", path.exists()
+        options = TraceOptions(version=__version__)
+        with TraceWriter(path, episode=episode, options=options, resume=begun) as writer:
+            if begun:
+                recorder.resume(after_seq=writer.last_seq, after_t=writer.last_t)
+            recorder.add(writer)
+            approval = replace(wiring.approval, parking=Parking(recorder))
+            wiring = replace(
+                wiring, recorder=recorder, approval=approval, under_way=TurnsUnderWay(), presumed=None
+            )
+            settings = replace(self._settings, wiring=wiring)
+            room = _Room(
+                files=self._files,
+                path=self._path,
+                turn=number,
+                account=self._account,
+                recorder=recorder,
+                writer=writer,
+            )
+            token = reply_room.set(room)
+            try:
+                if not begun:
+                    turn = HostTurn(replace(request, turn=number), settings, EpisodeMemory())
+                    turn.waits = True
+                    return await turn.run(resources)
+                part = read_turns(path)[number]
+                waited = part.waiting(path)
+                if waited is not None:
+                    return await self._going_on(request, part, *waited, settings).run(resources)
+                asked = ResumeRequest(path, turn=number, answer=request.answer)
+                with resumed_turn(asked, writer, settings, EpisodeMemory()) as turn:
+                    return await turn.run(resources)
+            finally:
+                reply_room.reset(token)
+
+    def _going_on(
+        self,
+        request: TurnRequest[T],
+        part: RecordedTurn,
+        history: History,
+        unrecorded: m.RequestCompletion | None,
+        settings: TurnSettings,
+    ) -> HostTurn[T]:
+        """Return a turn that goes on by reading the reply to its last request."""
+        wiring = settings.wiring
+        asked: Envelope[Any] | None = part.asked
+        if unrecorded is not None:
+            asked = wiring.recorder.record(
+                unrecorded, sender="agent", receiver="llm", cause=part.last_event, turn=part.run.turn
+            )
+        assert asked is not None, "a turn that waits has asked"
+        wiring = wiring.lending(part.run.conversation, history, part.tools, first=asked)
+        request = replace(request, turn=part.run.turn)
+        turn = HostTurn(request, replace(settings, wiring=wiring), EpisodeMemory())
+        noted = m.WaitEnded(turn=part.run.turn, request=asked.body.request)
+        turn.record = TurnsPast(noted=noted, begun=part.begun, events=tuple(part.events))
+        if part.said_before:
+            turn.begun = part.replay(History(), part.said_before)
+        limits = replace(part.run.limits, turn_timeout_s=part.time_left_s)
+        turn.started_by = replace(part.run, limits=limits)
+        return turn
