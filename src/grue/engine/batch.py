@@ -206,8 +206,11 @@ def _results(requests: Iterable[TurnRequest[T] | str], batch: Batch) -> Iterator
                 raise postponed
             if not waiting:
                 return
-            item = _item(*waiting[0])
-            waiting.popleft()  # only now: at a Ctrl-C in `_item`, `end_turns` has to end this turn, too
+            index, started = waiting[0]
+            if isinstance(started, MCPError):
+                raise started
+            item = started if isinstance(started, BatchItem) else ended_item(index, started)
+            waiting.popleft()  # only now: at a Ctrl-C in `ended_item`, `end_turns` has to end this turn, too
             if isinstance(item, turns.TurnPostponed):
                 postponed = item  # yield nothing more, but start all turns: one batch gets all requests
                 left -= 1
@@ -233,7 +236,7 @@ def _start(index: int, request: TurnRequest[T] | str, batch: Batch, episode: Epi
     try:
         return episode.submit(turn.run)
     except MCPError as error:
-        return error  # the runner is closed; `_item` raises it after the results of the earlier turns
+        return error  # the runner is closed; `_results` raises it after the results of the earlier turns
 
 
 def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -> TurnOutcome[T] | None:
@@ -251,14 +254,11 @@ def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -
 
 
 @defer_interrupts()
-def _item(index: int, started: _Started[T]) -> BatchItem[TurnOutcome[T]] | turns.TurnPostponed:
-    if isinstance(started, BatchItem):
-        return started
-    if isinstance(started, MCPError):
-        raise started
-    started.join()
+def ended_item(index: int, call: Call[TurnOutcome[T]]) -> BatchItem[TurnOutcome[T]] | turns.TurnPostponed:
+    """Wait for the end of a running turn and return its result, or how it waits."""
+    call.join()
     try:
-        return BatchItem(index=index, outcome=started.result())
+        return BatchItem(index=index, outcome=call.result())
     except turns.TurnPostponed as waits:
         return waits
     except Exception as error:  # noqa: BLE001 - a failed turn must not end the others

@@ -296,22 +296,11 @@ def read_images(images: Any, limits: TurnLimits) -> tuple[m.Attachment, ...]:
     return tuple(room.attachments)
 
 
-class ProgressSource:
+class ProgressSource(Struct):
     """The progress of a turn, for its handle. If the handle held the turn, it would keep the runner alive."""
 
-    def __init__(self) -> None:
-        self.actors: TurnActors | None = None
-        self._last = TurnProgress(doing="waiting for its turn")
-
-    def leave(self) -> None:
-        """Keep the last progress, and drop the actors so that they can be garbage collected."""
-        self._last, self.actors = self.progress, None
-
-    @property
-    def progress(self) -> TurnProgress:
-        """The turn's progress; after `leave`, the last one."""
-        actors = self.actors  # read once: the turn may end meanwhile
-        return self._last if actors is None else actors.progress
+    last: TurnProgress = TurnProgress(doing="waiting for its turn")
+    actors: TurnActors | None = None  # `None`, so that they can be garbage collected: `last` counts
 
 
 class TurnHandle(Generic[R]):
@@ -365,7 +354,8 @@ class TurnHandle(Generic[R]):
         """Return the turn's progress. After the turn's end, `doing` is `done` and the counts are final."""
         # Read `done` first, so that the progress of an ended turn is final.
         over = self._call.done()
-        seen = self._progress.progress
+        actors = self._progress.actors  # read once: the turn may end meanwhile
+        seen = self._progress.last if actors is None else actors.progress
         until = time.monotonic() if self._call.ended_at is None else self._call.ended_at
         return replace(seen, doing="done" if over else seen.doing, elapsed_s=until - self._started)
 
@@ -546,7 +536,7 @@ class HostTurn(Generic[T]):
                     settings.spending.add(spent.requests, spent.usage + actors.unreported)
                 raise
             finally:
-                self.progress.leave()
+                self.progress.last, self.progress.actors = actors.progress, None
                 past.ran = True
                 if (agent := actors.agent) is not None:
                     past.end = agent.end if isinstance(agent.end, m.TurnEnd) else None

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from grue import messages as m
 from grue.engine import turn as turns
 from grue.engine.approval import Parking
-from grue.engine.batch import Batch, CompletedTurns, as_ours, asks_the_same, end_turns
+from grue.engine.batch import Batch, CompletedTurns, as_ours, asks_the_same, end_turns, ended_item
 from grue.engine.conversations.recorded_conversation import RecordedTurn, read_turns
 from grue.engine.conversations.resume import ResumeRequest, resumed_turn
 from grue.engine.turn import BatchItem, EpisodeMemory, HostTurn, TurnOutcome, TurnRequest, TurnSettings
@@ -226,18 +226,14 @@ class _Rounds(Generic[T]):
     @defer_interrupts()
     def _take_one(self) -> None:
         index, call = self._running[0]
-        call.join()
+        item = ended_item(index, call)
         self._running.popleft()
-        try:
-            item = BatchItem(index=index, outcome=call.result())
-        except turns.TurnPostponed as postponed:
-            if postponed.waits.item != _NO_BUDGET:
+        if isinstance(item, turns.TurnPostponed):
+            if item.waits.item != _NO_BUDGET:
                 self._waiting.add(index)
                 return
             spent = "what waits and what was spent reach the runner's budget"
             item = BatchItem(index=index, error=BudgetSpent(f"Turn {index + 1} goes on waiting: {spent}."))
-        except Exception as error:  # noqa: BLE001 - a failed turn must not end the others
-            item = BatchItem(index=index, error=as_ours(error))
         # Free the budget that the turn has reserved, except after `BudgetSpent`: then the turn still waits.
         if not isinstance(item.error, BudgetSpent):
             self._account.ended(index + 1)

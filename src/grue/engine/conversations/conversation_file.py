@@ -117,7 +117,6 @@ class SavedConversation(Struct):
     mark: TurnMark | None = None
     recorded: list[TurnRecorded] = []
     lines: tuple[Line, ...] = ()  # those after the header that no `Undone` has taken back
-    cut_short: bool = False  # the last line is incomplete
     size: int = 0  # in bytes
     restored: int = 0  # how many of the `header.entries` entries have been read
 
@@ -245,11 +244,9 @@ def read_conversation(path: Path, text: bytes | None = None) -> SavedConversatio
     counting: list[tuple[int, Line]] = []
     for number, line, size in lines:
         saved.size = size
-        if line is None:
-            saved.cut_short = True
-        elif isinstance(line, Undone):
+        if isinstance(line, Undone):
             del counting[line.lines :]
-        else:
+        elif line is not None:
             counting.append((number, line))
     saved.lines = tuple(line for _, line in counting)
     for number, line in counting:

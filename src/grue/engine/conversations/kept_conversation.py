@@ -385,7 +385,7 @@ class KeptConversation:
     def catch_up(
         self,
         began: m.HistoryReference,
-        replay: Callable[[History], None],
+        replay: Callable[[History], object],
         parked: m.TurnParked,
         *,
         asks_again: bool,
@@ -655,7 +655,7 @@ def is_parked_still(end: object, parked: TurnMark | m.TurnParked) -> bool:
 
 
 def taken_up(
-    file: conversation_file.ConversationFile, began: m.HistoryReference, replay: Callable[[History], None]
+    file: conversation_file.ConversationFile, began: m.HistoryReference, replay: Callable[[History], object]
 ) -> tuple[History, list[bytes]]:
     """Return the history before a turn plus what `replay` adds, and the lines to append to `file` for it."""
     saved = conversation_file.read_conversation(file.path)

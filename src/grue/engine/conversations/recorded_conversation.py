@@ -500,12 +500,19 @@ class RecordedTurn:
         if at is not None:
             del self.said[at + 1 :]
 
-    def replay(self, history: History, said: Iterable[SaidStep] | None = None) -> History:
-        """Add to `history` what was said in the turn: `said`, or all of it. Return `history`.
+    def retold(self, history: History, where: m.Resumption) -> History:
+        """Add to `history` what was said in the turn up to `where` it goes on, as `replay` does."""
+        self.replay(history, self.said)
+        if asks_again(where):
+            history.forget()
+        return history
+
+    def replay(self, history: History, said: Iterable[SaidStep]) -> History:
+        """Add to `history` what was `said` in the turn. Return `history`.
 
         Raises `ValueError` if the entries do not fit those in `history`.
         """
-        for each in (self.run, *(self.said if said is None else said)):
+        for each in (self.run, *said):
             take_step(history, each)
         return history
 

@@ -11,6 +11,7 @@ its file and the trace agree.
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -164,13 +165,9 @@ def _going_on(
     if expired:
         decisions = tuple(question.deny(EXPIRED) for question in where.parked.questions)
     begun = part.said_alone()
-    history = History() if kept is None else kept.history
-    if kept is None:
-        part.replay(history)
     if asks_again(where):
         begun.forget()
-        if kept is None:
-            history.forget()
+    history = part.retold(History(), where) if kept is None else kept.history
     command = replace(
         part.run,
         fallback=part.run.fallback if asked.answer is None else recorded_fallback(spec_of(asked.answer)),
@@ -258,14 +255,8 @@ def conversation_of(
     try:
         mark = kept.require_open(number, began)
         if mark.state == "running":
-            again = asks_again(where)
-
-            def replay(history: History) -> None:
-                part.replay(history)
-                if again:
-                    history.forget()
-
-            kept.catch_up(began, replay, where.parked, asks_again=again)
+            retell = partial(part.retold, where=where)
+            kept.catch_up(began, retell, where.parked, asks_again=asks_again(where))
         yield kept
     finally:
         if held is None:

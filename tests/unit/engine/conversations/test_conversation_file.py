@@ -55,7 +55,7 @@ def test_a_file_is_read_by_the_steps_that_wrote_it(tmp_path: Path) -> None:
     file.append([*map(msgspec.json.encode, lines), b"", msgspec.json.encode(LEARNED)])
     file.close()
     saved = read_conversation(path)
-    assert (saved.header, saved.learned, saved.cut_short) == (HEADER, LEARNED, False)
+    assert (saved.header, saved.learned) == (HEADER, LEARNED)
     assert saved.history.entries == lines[:3]
     assert saved.history.unread is None, "the reply that was dropped"
     assert saved.size == path.stat().st_size
@@ -139,7 +139,6 @@ def test_a_conversation_with_many_recorded_turns_is_read_in_linear_time() -> Non
 def test_a_last_line_that_is_cut_short_is_left_out_and_then_taken_away(tmp_path: Path) -> None:
     path = written(tmp_path / "t", HEADER, Said((UserText("u"),)), end=b'\n{"type":"sa')
     saved = read_conversation(path)
-    assert saved.cut_short
     assert len(saved.history.entries) == 1
     file = ConversationFile(path)
     file.cut_half_line()
