@@ -342,7 +342,7 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
         return lambda note: RecordedConnection(server, self, None if live is None else live(note), ask)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RecordedConnection:
     """A `ToolConnection` that answers calls with recorded results."""
 

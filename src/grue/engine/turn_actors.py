@@ -144,7 +144,7 @@ class _Mailboxes(dict[m.ServerName, Mailbox[m.SessionCommand]]):
         return mailbox
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TurnActors:
     """The actors of one turn. Call `run` once."""
 

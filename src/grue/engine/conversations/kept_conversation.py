@@ -42,7 +42,7 @@ from grue.protocol.tools.results import is_referred
 from grue.runtime.files import os_errors_as
 from grue.runtime.forks import here_and_in_children
 from grue.runtime.loading import importing
-from grue.runtime.trace.format import REFERENCE_START, trace_in
+from grue.runtime.trace.format import trace_in
 from grue.transports.llm.endpoint import LlmEndpoint
 
 KEPT_BYTES = 64 * 2**20  # of results (as JSON) that a conversation keeps at most for turns without a trace
@@ -135,27 +135,18 @@ def _in_trace(
         from grue.tracing.reading import open_episode
 
     found: m.ToolCallResult | None = None
-    written = msgspec.json.encode(call_id)
-    numbers = {number for number, _ in turns}
     ours: set[int] = set()
     for line in open_episode(trace).lines():
-        if line.line.turn not in numbers:
+        if line.tag != m.RunTurn.__name__ and line.line.cause not in ours:
             continue
-        if line.tag == "RunTurn":
-            run = line.envelope().body
-            if isinstance(run, m.RunTurn) and not turns.isdisjoint(
-                ((run.turn, run.conversation), (run.turn, ""))
-            ):
-                ours.add(line.line.seq)
-        elif line.line.cause in ours:
-            ours.add(line.line.seq)
-        if line.line.seq not in ours or line.tag != m.ToolReturned.__name__:
-            continue
-        text = bytes(line.line.body)
-        if written in text or text.startswith(REFERENCE_START):  # the body may be in a payload file
-            body = line.envelope().body
-            if isinstance(body, m.ToolReturned) and body.call_id == call_id:
-                found = body.result
+        # Only these bodies are decoded.
+        body = line.envelope().body if line.tag in (m.RunTurn.__name__, m.ToolReturned.__name__) else None
+        if isinstance(body, m.RunTurn):
+            if turns.isdisjoint(((body.turn, body.conversation), (body.turn, ""))):
+                continue
+        elif isinstance(body, m.ToolReturned) and body.call_id == call_id:
+            found = body.result
+        ours.add(line.line.seq)
     return found
 
 

@@ -6,6 +6,7 @@ or leave the connection: anyio's cancel scopes must be left in the task that ent
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 
 import anyio
 from msgspec.structs import replace
@@ -59,39 +60,33 @@ class CancellableConnection(WrappedConnection):
             return await connections.request(self._connection, method, params, timeout_s)
 
 
+@dataclass(eq=False, repr=False)
 class OwnedSession:
     """One session, from `OpenSession` to `SessionClosed`. Create it in the event loop in which it runs."""
 
-    def __init__(
-        self,
-        command: m.OpenSession,
-        connect: Connect,
-        recorder: Recorder,
-        connection: ConnectionState,
-        *,
-        deadline: float = float("inf"),
-    ) -> None:
-        self.connection = connection
-        self.fault: BaseException | None = None  # the unexpected exception that ended the session
-        self._fault_raised = False
-        self._closing = False
-        self.tools: tuple[m.ToolDefinition, ...] = ()
-        self.serves_unlisted = False
-        self.closed: m.SessionClosed | None = None
-        self.died: m.ServerFailure | None = None
-        self._command = command
-        self._connect_to_server = connect
-        self._recorder = recorder
-        self._deadline = deadline  # in the loop's time; the session is then cancelled
-        self._client: CancellableConnection | None = None
-        self._actor: SessionActor | None = None
-        self._group: Supervisor | None = None
+    _command: m.OpenSession
+    _connect_to_server: Connect
+    _recorder: Recorder
+    connection: ConnectionState
+    deadline: float = float("inf")  # in the loop's time; the session is then cancelled
+    fault: BaseException | None = None  # the unexpected exception that ended the session
+    _fault_raised: bool = False
+    _closing: bool = False
+    tools: tuple[m.ToolDefinition, ...] = ()
+    serves_unlisted: bool = False
+    closed: m.SessionClosed | None = None
+    died: m.ServerFailure | None = None
+    _client: CancellableConnection | None = None
+    _actor: SessionActor | None = None
+    _group: Supervisor | None = None
+    _calls: int = 0
+
+    def __post_init__(self) -> None:
         self._one_call_at_a_time = asyncio.Lock()
-        self._calls = 0
         self._loop = asyncio.get_running_loop()
         self._opened: asyncio.Future[m.ConnectOutcome | None] = self._loop.create_future()
         self._settled: asyncio.Future[m.Settlement | None] = self._loop.create_future()
-        self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{command.server}")
+        self._owner = self._loop.create_task(self._own(), name=f"grue-mcp-{self._command.server}")
         # A callback, because a task that is cancelled before it starts never runs any code of `_own`.
         self._owner.add_done_callback(self._ended)
 
@@ -274,7 +269,7 @@ class OwnedSession:
 
     async def _own(self) -> None:
         try:
-            with anyio.CancelScope(deadline=self._deadline):
+            with anyio.CancelScope(deadline=self.deadline):
                 await self._run()
         except BaseException as error:
             # Raise here only what has to end this task. Keep any other error for the tasks that use the

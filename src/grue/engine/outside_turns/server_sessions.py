@@ -51,7 +51,7 @@ _MAX_JUDGEMENTS = 3  # how often the policy judges one call at most: again if th
 SessionWork: TypeAlias = Callable[["ServerSessions"], Awaitable[T]]
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, repr=False, kw_only=True)
 class ServerSessions:
     """At most one session per server, opened when it is first needed. Use it in one asyncio loop only.
 
