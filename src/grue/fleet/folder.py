@@ -318,7 +318,7 @@ class FleetFolder:
 
 
 @contextlib.contextmanager
-def driver_lock(folder: FleetFolder) -> Iterator[None]:
+def driver_lock(folder: FleetFolder, *, end_it_with: str = "`grue fleet stop`") -> Iterator[None]:
     """Lock a fleet's folder (made if missing) for one driver; raises `FleetError` if that is impossible."""
     path = folder.path / LOCK
     with _writing(path):
@@ -332,7 +332,7 @@ def driver_lock(folder: FleetFolder) -> Iterator[None]:
                 holder = os.pread(descriptor, 100, 0).decode("ascii", "replace").strip()
                 raise FleetError(
                     f"Another driver works on {path.parent} (process {holder or 'unknown'}). A folder has one"
-                    " driver: wait for it, or end it with `grue fleet stop`."
+                    f" driver: wait for it, or end it with {end_it_with}."
                 )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

@@ -78,7 +78,7 @@ class Scorer(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
             if self.schema is not None:
                 _schema_check(_schema_text(self.schema))
         except (ValueError, FleetError, re.error) as error:
-            raise FleetError(f"The scorer {name!r}: {error}.".replace("..", ".")) from error
+            raise FleetError(f"The scorer {name!r}: {str(error).removesuffix('.')}.") from error
 
 
 class FinishedEpisode(Struct, frozen=True, kw_only=True):
@@ -330,7 +330,7 @@ def score_fleet(
     tally.total = len(tasks)
     if not tasks:
         return tally
-    with driver_lock(place):
+    with driver_lock(place, end_it_with="Ctrl-C"):
         limits = Limits(scoring.budget, scoring.rate)
         workers = min(scoring.workers or default_workers(), len(tasks))
         engine = LocalEngine(place, limits, workers, episode_timeout_s=scoring.timeout_s)

@@ -1,10 +1,12 @@
 from pathlib import Path
 
 import pytest
+from made_fleets import make_fleet
 
 from grue import Runner
 from grue.errors import FleetError
-from grue.fleet.scoring import FinishedEpisode, Scorer, ScoreTask, read_scoring, score
+from grue.fleet.folder import FleetFolder, driver_lock
+from grue.fleet.scoring import FinishedEpisode, Scorer, ScoreTask, Scoring, read_scoring, score, score_fleet
 from grue.testing.llm_server import ScriptedLlmServer
 from grue.tracing.marks import read_marks
 
@@ -60,3 +62,19 @@ def test_the_requests_of_a_scorers_function_are_counted_in_its_mark(tmp_path: Pa
         assert task.make().outcome == "scored"
     (mark,) = read_marks(tmp_path)
     assert (mark.score, mark.requests, mark.tokens) == (0.5, 1, 15)
+
+
+def test_an_error_of_a_scorer_quotes_what_is_wrong_as_it_was_written() -> None:
+    with pytest.raises(FleetError, match=r"'\.\./x': use letters.*most\.$"):
+        Scorer(regex="x", version="../x").check("brief")
+
+
+def test_scorers_that_run_already_are_ended_with_ctrl_c(tmp_path: Path) -> None:
+    make_fleet(tmp_path, lambda *_: 0.5, prompts=("short",), questions=1, repetitions=1)
+    (episode,) = FleetFolder(tmp_path).episodes()
+    (episode.path / "attempt-1" / "trace.jsonl").touch()
+    with (
+        driver_lock(FleetFolder(tmp_path / "scores")),
+        pytest.raises(FleetError, match=r"Another driver works on .*scores .*end it with Ctrl-C"),
+    ):
+        score_fleet(tmp_path, Scoring(scorer={"brief": Scorer(regex="x")}))
