@@ -615,7 +615,9 @@ def _groups(keys: Sequence[str], cluster: Sequence[str]) -> list[int]:
         case = json.loads(key)
         for name in cluster:
             if name not in case:
-                raise FleetError(f"The cases have no setting {name!r}; they have {', '.join(case)}.")
+                raise FleetError(
+                    f"The cases have no setting {name!r}; they have {', '.join(case) or 'none'}."
+                )
         groups.append(numbers.setdefault(setting_word([case[name] for name in cluster]), len(numbers)))
     return groups
 

@@ -187,6 +187,8 @@ class Fleet:
 
         The sweep's limits, `workers` and `keep` are not used, only those of this fleet.
         """
+        if not isinstance(sweep, Sweep):
+            raise FleetError(f"A fleet plays a Sweep, such as read_sweep('sweep.toml'), not {sweep!r:.60}.")
         refuse_to_start_again(imports_main=self._engine == "local")
         plan = self._plan(sweep.work, sweep.version, sweep.all_cases, whole=True)
         return self._run(plan, list(sweep.grid), retry=retry, watch=watch, progress=progress)

@@ -141,6 +141,10 @@ def compare_prompts(
         MCPConfigError: A prompt or a case is wrong or missing, or `score` did not return a finite number.
         MCPError: Every turn has failed. This is the error of the first turn.
     """
+    if score is not None and not callable(score):
+        raise MCPConfigError(
+            f"score= wants a function of the answer and what is expected, not {score!r:.60}."
+        )
     pairs = _pairs(cases)
     names = list(prompts) if isinstance(prompts, Mapping) else []
     if len(names) < 2 or not all(isinstance(name, str) for name in names):

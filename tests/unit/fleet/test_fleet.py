@@ -72,6 +72,10 @@ def test_a_case_that_cannot_be_played_is_named(tmp_path: Path, cases: Any, says:
         (lambda place: Fleet(place).map(WORK, [{}], repetitions=0), "repetitions is 0"),
         (lambda place: Fleet(place).map(WORK, [{}], repetitions="2"), "repetitions is '2'"),
         (lambda place: Fleet(place).map(WORK, [{}], version=2), "version is 2: give a text"),
+        (
+            lambda place: Fleet(place).sweep("a.toml"),
+            r"plays a Sweep, such as read_sweep\('sweep.toml'\), not",
+        ),
     ],
 )
 def test_a_wrong_argument_is_refused_by_its_name(

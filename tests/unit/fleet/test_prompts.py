@@ -100,6 +100,12 @@ def test_what_cannot_be_compared_is_refused(prompts: Any, cases: Any, says: str)
         compare_prompts(runner(), prompts, cases)
 
 
+def test_a_score_that_is_no_function_is_refused_before_a_turn_is_paid_for() -> None:
+    with runner() as one, pytest.raises(MCPConfigError, match="score= wants a function .* not 'exact'"):
+        compare_prompts(one, PROMPTS, MAILS, score="exact")  # type: ignore[arg-type]  # the mistake
+    assert one.spent.requests == 0
+
+
 def test_a_score_is_a_number() -> None:
     large = compare_prompts(runner(), PROMPTS, MAILS, score=lambda *_: 1e308)
     assert large.prompts["plain"].score == 1e308
