@@ -101,7 +101,7 @@ def test_what_cannot_be_compared_is_refused(prompts: Any, cases: Any, says: str)
 
 
 def test_a_score_that_is_no_function_is_refused_before_a_turn_is_paid_for() -> None:
-    with runner() as one, pytest.raises(MCPConfigError, match="score= wants a function .* not 'exact'"):
+    with runner() as one, pytest.raises(MCPConfigError, match=r"score= wants a function .* not 'exact'"):
         compare_prompts(one, PROMPTS, MAILS, score="exact")  # type: ignore[arg-type]  # the mistake
     assert one.spent.requests == 0
 
