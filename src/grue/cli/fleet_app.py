@@ -39,18 +39,12 @@ _SWEEP = opt.argument(
     "The sweep: a file that names a function, the cases to call it with and the settings to "
     "compare. `grue fleet --help` shows one.",
 )
-
-
-def _place(what: str, default: str) -> Any:
-    return opt.value("DIR", f"The fleet's folder, for the {what}.", default, names=["--dir"])
-
-
-def _workers(what: str, default: str) -> Any:
-    return opt.value("N", f"How many {what} run at the same time.", default, min=1)
-
-
-_PLACE = _place("episodes", "runs/SWEEP for SWEEP.toml")
-_WORKERS = _workers("episodes", "workers in SWEEP.toml, else one per core")
+_PLACE = opt.value(
+    "DIR", "The fleet's folder, for the episodes.", "runs/SWEEP for SWEEP.toml", names=["--dir"]
+)
+_WORKERS = opt.value(
+    "N", "How many episodes run at the same time.", "workers in SWEEP.toml, else one per core", min=1
+)
 _ENGINE = typer.Option(
     "local", metavar="local|ray", help="Where episodes run: on this machine, or in a Ray cluster."
 )
@@ -195,10 +189,13 @@ def fork(
         "no limit",
         min=1,
     ),
-    directory: Path | None = _place(
-        "forks", "runs/NAME-forks; NAME is the name of the folder TRACES, or of the trace.jsonl's folder"
+    directory: Path | None = opt.value(
+        "DIR",
+        "The fleet's folder, for the forks.",
+        "runs/NAME-forks; NAME is the name of the folder TRACES, or of the trace.jsonl's folder",
+        names=["--dir"],
     ),
-    workers: int | None = _workers("forks", "one per core"),
+    workers: int | None = opt.value("N", "How many forks run at the same time.", "one per core", min=1),
 ) -> bool:
     """Run many recorded turns again, each with the same change. After a stop, the same command continues.
 

@@ -141,13 +141,9 @@ def turn_number(taken: str) -> Any:
     )
 
 
-def _other(metavar: str, text: str) -> Any:
-    return value(metavar, text, "the recorded one")
-
-
-OTHER_MODEL = _other("NAME", "Ask this model instead.")
-OTHER_URL = _other("URL", "Use the LLM endpoint at this URL instead.")
-OTHER_SYSTEM = _other("FILE", "Use the system prompt in this file instead.")
+OTHER_MODEL = value("NAME", "Ask this model instead.", "the recorded one")
+OTHER_URL = value("URL", "Use the LLM endpoint at this URL instead.", "the recorded one")
+OTHER_SYSTEM = value("FILE", "Use the system prompt in this file instead.", "the recorded one")
 CHANGES = value(
     "KEY=VALUE",
     "Change a setting of the model, such as llm.temperature=0, or a limit or policy of the turn, "

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from grue.cli import fleet
-from grue.cli.fleet import FleetProgress, Seen, clock, counts_row
+from grue.cli.fleet import FleetProgress, clock
 from grue.errors import FleetError
 from grue.fleet.broker import Amount, Costs, FleetBudget
 from grue.fleet.driver import Tally
@@ -23,26 +23,27 @@ TALLY = Tally(total=100, done=30, before=10, failed=2, given_up=1, waiting=4, sc
 COSTS = Costs(Amount(40, 5000, 1.5), overloads=3)
 
 
-def seen(**changes: object) -> Seen:
-    fields = {"tally": TALLY, "running": {ID: time.monotonic()}, "costs": COSTS, "elapsed_s": 60.0}
-    return Seen(**(fields | changes))  # type: ignore[arg-type]
+def row(budget: FleetBudget, tally: Tally = TALLY, costs: Costs = COSTS) -> str:
+    progress = FleetProgress(io.StringIO(), Path(), budget)
+    progress._began -= 60
+    progress._tally, progress._running, progress._costs = tally, {ID: time.monotonic()}, costs
+    return progress._counts_row()
 
 
 def test_the_row_has_counts_score_cost_overloads_and_the_time_left() -> None:
-    row = counts_row(seen(), FleetBudget(money_usd=5.0, requests=1000))
-    assert row == (
+    assert row(FleetBudget(money_usd=5.0, requests=1000)) == (
         "30/100 done, 1 running, 4 waiting, 3 failed, score 5, $1.50 of $5.00, 40 of 1,000 requests, "
         "3 overloads, 3:27 left"
     )
     few = Tally(total=100, done=12, before=10)
-    assert counts_row(seen(tally=few, costs=Costs()), FleetBudget()) == "12/100 done, 1 running"
+    assert row(FleetBudget(), few, Costs()) == "12/100 done, 1 running"
 
 
 def test_without_limits_the_results_say_what_it_has_cost() -> None:
     tally = Tally(total=9, done=1, spent=Amount(3, 30, 0.25))
-    assert "$0.25" in counts_row(seen(tally=tally, costs=Costs()), FleetBudget())
+    assert "$0.25" in row(FleetBudget(), tally, Costs())
     earlier = Costs(Amount(1, 10, 0.05))
-    assert "$0.25" in counts_row(seen(tally=tally, costs=earlier), FleetBudget())
+    assert "$0.25" in row(FleetBudget(), tally, earlier)
 
 
 def test_hours_are_shown_as_hours() -> None:

@@ -64,7 +64,7 @@ def _chat(options: ChatOptions, here: Path) -> bool:
                     program.reader = PromptReader(lambda: tools, program.status, redaction)
                     screen.show(lines.greeting(talk.model, tuple(wiring.servers), scripted=options.offline))
                 if options.resume is not None and not options.quiet:
-                    turns = counted(talk.turns, "turn")
+                    turns = counted(len(talk.said), "turn")
                     screen.tell(Line(f"Resuming {shown_path(where)} after {turns}.", DIM))
                 for change in talk.changed:
                     screen.tell(lines.notice(f"{change.text}."))
@@ -156,7 +156,7 @@ class ChatProgram:
     def status(self) -> str:
         """Return the text of the row below the prompt."""
         cost = self.talk.runner.spent.usage.cost_usd
-        parts = [self.talk.model, counted(self.talk.turns, "turn")]
+        parts = [self.talk.model, counted(len(self.talk.said), "turn")]
         if cost is not None:
             parts.append(f"${cost:.4f}")
         return " · ".join(parts)
@@ -228,7 +228,7 @@ class ChatProgram:
         self._screen.show(lines.undone_lines(gone[0], undone.calls))
 
     def _texts(self) -> list[str]:
-        return [each.text for each in self.talk.conversation.history if isinstance(each, m.UserText)]
+        return [each.text for each in self.talk.loop.conversation.history if isinstance(each, m.UserText)]
 
     def _help(self, _wanted: str) -> None:
         self._screen.show(lines.help_lines())

@@ -227,10 +227,10 @@ class Talk:
             self._past = facts.read_chat(self.path) if past else None
             self._told: set[str] = set()
             self._recorder.add(self._note)
-            self._loop = open_things.enter_context(self._open_loop(on_event))
-            self.runner = self._loop.runner
+            self.loop = open_things.enter_context(self._open_loop(on_event))
+            self.runner = self.loop.runner
             self._calls: dict[int, list[str]] = {}
-            self._said: list[facts.UserSaid] = []
+            self.said: list[facts.UserSaid] = []  # the turns in the conversation
             self.turn = 0  # number of the last turn in the trace
             self._begin(self._past)
             self._open = open_things.pop_all()
@@ -251,16 +251,6 @@ class Talk:
         """The endpoint's URL, without secrets."""
         return shown_endpoint(self._wiring.endpoint.settings.base_url)
 
-    @property
-    def turns(self) -> int:
-        """Number of turns in the conversation."""
-        return len(self._said)
-
-    @property
-    def conversation(self) -> Conversation:
-        """The conversation so far."""
-        return self._loop.conversation
-
     def tools(self) -> tuple[m.ToolDefinition, ...]:
         """Return the tools of all servers, which are started if necessary."""
         return self.runner.tools() if self.runner.servers else ()
@@ -271,14 +261,14 @@ class Talk:
         self.turn += 1
         said = facts.UserSaid(turn=self.turn, file=file.name, size=file.stat().st_size)
         self._record(said)
-        self._said.append(said)
-        return self._loop.run(text, turn=self.turn)
+        self.said.append(said)
+        return self.loop.run(text, turn=self.turn)
 
     def undo(self) -> facts.TakenBack | None:
         """Take back the last turn, and return the recorded fact; `None`: there is no turn."""
-        if not self._said:
+        if not self.said:
             return None
-        last = self._said[-1]
+        last = self.said[-1]
         old = self.path / last.file
         names = (self.path / f"conversation-{number}.jsonl" for number in itertools.count(2))
         new = next(path for path in names if not path.exists())
@@ -287,7 +277,7 @@ class Talk:
             new.chmod(0o600)
             copy.write(source.read(last.size))
         self._load(new)
-        self._said.pop()
+        self.said.pop()
         calls = tuple(self._calls.get(last.turn, ()))
         self._record(taken_back := facts.TakenBack(turn=last.turn, file=new.name, calls=calls))
         return taken_back
@@ -303,14 +293,14 @@ class Talk:
         """Write the conversation to a new file: JSON Lines if its name ends in `.jsonl`, else Markdown."""
         path = as_path(path, "/save")
         if path.suffix == ".jsonl":
-            copy = self.conversation.branch()
+            copy = self.loop.conversation.branch()
             copy.save(path)
             copy.close()
             return
         writing = os_errors_as(ConversationError, f"write {path}", path=str(path))
         with writing, path.open("x", encoding="utf-8") as file:
             path.chmod(0o600)
-            file.write(transcript(self.conversation.history))
+            file.write(transcript(self.loop.conversation.history))
 
     def finish(self, reason: str) -> ChatResult:
         """Record the end of the chat, write `result.json`, and return its content."""
@@ -341,13 +331,13 @@ class Talk:
         return AgentLoop(wiring.endpoint, system=system, servers=wiring.servers, on_event=on_event, **runner)
 
     async def _ask(self, asked: tuple[ApprovalQuestion, ...] | ElicitationRequest) -> Any:
-        return await Question(asked).put(self._loop.report)
+        return await Question(asked).put(self.loop.report)
 
     def _begin(self, past: facts.ChatPast | None) -> None:
         servers = ", ".join(self._wiring.servers) or "none"
         conditions = {"model": self.model, "endpoint": self.endpoint, "servers": servers}
         if past is None:
-            self.conversation.save(self.path / FIRST_FILE)
+            self.loop.conversation.save(self.path / FIRST_FILE)
             started = facts.EpisodeStarted(
                 episode_id=self._id,
                 model=self.model,
@@ -361,7 +351,7 @@ class Talk:
             self._record(started, turn=0)
             return
         self._load(self.path / (past.file or FIRST_FILE))
-        self.turn, self._said, self._calls = past.turn, past.said, past.calls
+        self.turn, self.said, self._calls = past.turn, past.said, past.calls
         self.runner.spent = past.spent
         # `past.conditions` has the model with which the earlier run began. `/model` may have changed it.
         known = {**past.conditions, **({"model": past.model} if past.model else {})}
@@ -376,11 +366,11 @@ class Talk:
         self._record(resumed, turn=0)
 
     def _load(self, file: Path) -> None:
-        self.conversation.close()
-        self._loop.conversation = Conversation.load(file, self.runner)
+        self.loop.conversation.close()
+        self.loop.conversation = Conversation.load(file, self.runner)
 
     def _file(self) -> Path:
-        path = self.conversation.path
+        path = self.loop.conversation.path
         if path is None or not path.is_file():
             raise ConversationError(
                 f"The chat cannot go on: its file in {self.path} is gone or damaged. /save writes what was"
@@ -397,6 +387,6 @@ class Talk:
         of_this_turn = isinstance(envelope.body, m.FinalForced)
         if problem and envelope.turn and (of_this_turn or problem not in self._told):
             self._told.add(problem)
-            self._loop.report(Noticed(text=problem))
+            self.loop.report(Noticed(text=problem))
         if envelope.turn:
             self._calls.setdefault(envelope.turn, []).extend(facts.called_in(envelope))

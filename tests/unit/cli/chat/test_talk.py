@@ -25,7 +25,7 @@ def test_a_chat_is_in_its_run_folder(tmp_path: Path) -> None:
         assert [tool.name for tool in chat.tools()] == ["mcp.cave.look", "mcp.cave.dig"]
         assert chat.say(CALL) == 'The tool says: {"room":"a dark cave"} (scripted)'
         assert chat.say(RECALL).splitlines()[1:] == [f"- {CALL}"]
-        assert (chat.turns, chat.turn, chat.runner.spent.requests) == (2, 2, 3)
+        assert (len(chat.said), chat.turn, chat.runner.spent.requests) == (2, 2, 3)
         result = chat.finish("ended")
     written = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (written["reason"], written["turns"], written["requests"]) == ("ended", 2, result.requests)
@@ -48,8 +48,8 @@ def test_a_turn_that_is_taken_back_is_unknown_and_its_calls_are_named(tmp_path: 
         assert chat.undo() is not None
         assert chat.undo() is not None
         assert chat.undo() is None
-        assert chat.turns == 0
-        assert users_texts(chat.conversation) == []
+        assert len(chat.said) == 0
+        assert users_texts(chat.loop.conversation) == []
     watch = TraceWatch.of(tmp_path / "run")
     assert [each.turn for each in watch.bodies(TakenBack)] == [2, 3, 1]
     assert watch.bodies(TakenBack)[0].severity() == "warn"
@@ -64,7 +64,7 @@ def test_a_resumed_chat_knows_what_was_said_and_takes_back_turns_of_the_earlier_
         chat.say(CALL)
         requests = chat.runner.spent.requests
     with talk(tmp_path / "run", resume=True) as chat:
-        assert (chat.turns, chat.turn, chat.changed) == (2, 3, ())
+        assert (len(chat.said), chat.turn, chat.changed) == (2, 3, ())
         assert chat.runner.spent.requests == requests
         assert chat.say(RECALL).splitlines()[1:] == ["- first", f"- {CALL}"]
         chat.undo()
@@ -91,7 +91,9 @@ def test_a_chat_is_saved_to_be_read_and_to_be_loaded(tmp_path: Path) -> None:
         chat.say(CALL)
         chat.save(tmp_path / "chat.md")
         chat.save(tmp_path / "chat.jsonl")
-        assert chat.conversation.path == tmp_path / "run" / "conversation.jsonl", "it goes on where it was"
+        assert chat.loop.conversation.path == tmp_path / "run" / "conversation.jsonl", (
+            "it goes on where it was"
+        )
         for name in ("chat.md", "chat.jsonl"):
             with pytest.raises(ConversationError):
                 chat.save(tmp_path / name)
