@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +19,7 @@ from grue.runtime.loops.host_code import calling
 from grue.runtime.processes.limits import ServerExit
 from grue.tool_sessions.failures import ServerFailed, ToolRefusedError
 
+F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 
@@ -228,6 +229,41 @@ class WrappedConnection:
         return self._connection.status
 
 
+def _usable(listing: Listing) -> Listing:
+    _returned(Listing, listing)
+    tool_results.refuse_deep_schemas(listing.tools)
+    # A Struct does not check its fields. Check them here: the trace could not be read with a wrong type.
+    return msgspec.convert(msgspec.to_builtins(listing), Listing)
+
+
+def _recordable(result: m.ToolCallResult) -> m.ToolCallResult:
+    return tool_results.recordable(_returned(m.ToolCallResult, result))
+
+
+def _returned(kind: type[T], value: T) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"a method of the connection returned {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _text(reason: str | None) -> str | None:
+    return None if reason is None else _returned(str, reason)
+
+
+def _usable_tools(tools: tuple[m.ToolDefinition, ...] | None) -> tuple[m.ToolDefinition, ...] | None:
+    return None if tools is None else _usable(Listing(tools=tools, protocol_version="")).tools
+
+
+def _checked(method: F, check: Callable[[Any], Any] = lambda result: result) -> F:
+    """Return `method` for `HostsConnection`: its errors are the host's, and `check` gets its result."""
+
+    async def checked(self: "HostsConnection", *args: Any) -> Any:
+        with self._calling():
+            return check(await method(self, *args))
+
+    return checked  # type: ignore[return-value]  # it takes and returns what `method` does
+
+
 class HostsConnection(WrappedConnection):
     """A connection that the host's `connect` makes, with checks of what its methods return.
 
@@ -258,36 +294,13 @@ class HostsConnection(WrappedConnection):
                     raise
                 raise ServerFailed(replace(failed.failure, server=self._server)) from failed
 
-    async def __aenter__(self) -> Self:
-        with self._calling():
-            return await super().__aenter__()
-
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        with self._calling():
-            await super().__aexit__(exc_type, exc, tb)
-
-    async def open(self, timeout_s: float) -> Listing:
-        """Open the host's connection."""
-        with self._calling():
-            return _usable(_returned(Listing, await super().open(timeout_s)))
-
-    async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Call a tool."""
-        with self._calling():
-            return _recordable(await super().call(tool, arguments, timeout_s))
-
-    async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Ask the host's connection for the result of an MCP task."""
-        with self._calling():
-            return _recordable(await super().finish_task(tool, task, timeout_s))
-
-    async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
-        """Return all tools if they have changed; `None`: no change is known, or listing failed."""
-        with self._calling():
-            tools = await super().refresh_tools(timeout_s)
-            return None if tools is None else _usable(Listing(tools=tools, protocol_version="")).tools
+    __aenter__ = _checked(WrappedConnection.__aenter__)
+    __aexit__ = _checked(WrappedConnection.__aexit__)
+    open = _checked(WrappedConnection.open, _usable)
+    call = _checked(WrappedConnection.call, _recordable)
+    finish_task = _checked(WrappedConnection.finish_task, _recordable)
+    refusal = _checked(WrappedConnection.refusal, _text)
+    refresh_tools = _checked(WrappedConnection.refresh_tools, _usable_tools)
 
     async def call_with_blocks(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> _WithBlocks:
         """Call a tool. Return its result, and the content blocks if the connection keeps them."""
@@ -300,12 +313,6 @@ class HostsConnection(WrappedConnection):
         with self._calling():
             return _returned(dict, await request(self._connection, method, params, timeout_s))
 
-    async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
-        """Return why the host's connection would refuse to send this call; `None`: no reason is known."""
-        with self._calling():
-            reason = await super().refusal(tool, arguments)
-            return None if reason is None else _returned(str, reason)
-
     async def still_there(self, timeout_s: float) -> bool:
         """Return whether the session seems usable."""
         with self._calling():
@@ -317,19 +324,3 @@ class HostsConnection(WrappedConnection):
         with self._calling():
             status = msgspec.to_builtins(_returned(ConnectionStatus, super().status))
             return msgspec.convert(status, ConnectionStatus)  # checks the fields, as `_usable` does
-
-
-def _usable(listing: Listing) -> Listing:
-    tool_results.refuse_deep_schemas(listing.tools)
-    # A Struct does not check its fields. Check them here: the trace could not be read with a wrong type.
-    return msgspec.convert(msgspec.to_builtins(listing), Listing)
-
-
-def _recordable(result: m.ToolCallResult) -> m.ToolCallResult:
-    return tool_results.recordable(_returned(m.ToolCallResult, result))
-
-
-def _returned(kind: type[T], value: T) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"a method of the connection returned {type(value).__name__}, not {kind.__name__}")
-    return value
