@@ -179,7 +179,7 @@ def connect_fresh(
         pinning=tool_servers.pinning(wiring.tool_lock, name, on_tool_drift),
         on_secret=wiring.recorder.hide,
         before_import=before_import,
-        spoken=None if wiring.presumed is None else partial(wiring.presumed.take_spoken, name),
+        spoken=str if wiring.presumed is None else partial(wiring.presumed.take_spoken, name),
         on_listed=None if wiring.presumed is None else wiring.presumed.on_listed(name),
     )
     return tool_servers.connect_to(name, wiring.servers[name], registry, options)

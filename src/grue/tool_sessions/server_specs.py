@@ -152,8 +152,9 @@ class ServerOptions(Struct, metaclass=OwnKeywords, frozen=True, kw_only=True):
         return hash(self._effective())
 
     def _effective(self) -> tuple[object, ...]:
-        names = (name for name in self.__struct_fields__ if name != "startup_timeout_place")
-        return tuple(getattr(self, name) for name in names)
+        return tuple(
+            getattr(self, name) for name in self.__struct_fields__ if name != "startup_timeout_place"
+        )
 
     def call_limit(self, timeout_s: float) -> float:
         """Return the smaller of the caller's `timeout_s` and the server's limit for a call."""

@@ -149,9 +149,8 @@ class McpClient:
         self._outputs = session_parts.OutputSchemas(self._notify)
         self._phase = "initialize"
         abilities = replace(self._options.abilities, roots=self._server.options.roots)
-        spoken = "" if self._options.spoken is None else self._options.spoken()
         stream, name = self._wire.stream(self._notify), m.ServerName(self._server.name)
-        link = sdk.Link(stream, self._notify, abilities, server=name, spoken=spoken)
+        link = sdk.Link(stream, self._notify, abilities, server=name, spoken=self._options.spoken())
         # Enter the session's task group outside the cancel scope of the time limit: the group stays open when
         # `open` returns, and anyio raises if a scope ends before a task group that was entered inside it.
         await link.__aenter__()
@@ -253,8 +252,7 @@ class McpClient:
             raise failures.ToolRefusedError(str(error), code=_INTERNAL_ERROR) from error
         if task is None:
             return answer
-        if self._options.on_task is not None:
-            self._options.on_task(tool, task)
+        self._options.on_task(tool, task)
         return await self._follow(task)
 
     async def _follow(self, task: m.ToolTask, *, at_once: bool = False) -> m.JsonObject:

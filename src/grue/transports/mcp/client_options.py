@@ -30,7 +30,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     pinning: Pinning | None = None  # the approved tool definitions; `None`: all are accepted
     # Called with the name and the value of OAuth secrets of 8 or more characters; with an access token,
     # before it is sent to the MCP server.
-    on_secret: Callable[[str, str], None] | None = None
+    on_secret: Callable[[str, str], object] = lambda _name, _value: None
     # Awaited before the SDK is imported in a worker thread; `None`: the SDK is imported at once, in the event
     # loop's thread. Has no effect if the SDK is imported already.
     before_import: Callable[[], Awaitable[None]] | None = None
@@ -38,6 +38,6 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     on_listed: Callable[[SeenListing], None] | None = None
     # Called before the first request; returns the MCP revision of the server's last session, or an empty text
     # if that is not known. A wrong revision costs one request, of 5 s at most.
-    spoken: Callable[[], str] | None = None
+    spoken: Callable[[], str] = str
     # Called with the tool's name and the task when the server makes an MCP task of a call.
-    on_task: Callable[[str, m.ToolTask], None] | None = None
+    on_task: Callable[[str, m.ToolTask], object] = lambda _tool, _task: None

@@ -34,7 +34,7 @@ class HttpWire:
     modules = ("grue.transports.mcp.sdk_http",)  # imported by `stream`; it imports the SDK
 
     def __init__(
-        self, server: HttpServer, limits: ProcessLimits, on_secret: Callable[[str, str], None] | None = None
+        self, server: HttpServer, limits: ProcessLimits, on_secret: Callable[[str, str], object]
     ) -> None:
         self._secrets: list[Mapping[str, str]] = [{**os.environ}, server.named_values()]
         self.redactor = Redactor(*self._secrets)
@@ -73,8 +73,7 @@ class HttpWire:
     def _hide(self, name: str, value: str) -> None:
         self._secrets.append({name: value})
         self.redactor = Redactor(*self._secrets)
-        if self._on_secret is not None:
-            self._on_secret(name, value)
+        self._on_secret(name, value)
 
     async def broken(self, method: str, why: str | None) -> str:
         """Return why the stream broke: `why` if it is known, otherwise a text that only names `method`."""

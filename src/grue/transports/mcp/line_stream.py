@@ -35,9 +35,8 @@ class LineStream(MessageStream):
         """Return the server's next message."""
         while True:
             message = await self._next()
-            self._unasked += 1
-            if isinstance(message, types.JSONRPCResponse | types.JSONRPCError):
-                self._unasked = 0
+            answers = isinstance(message, types.JSONRPCResponse | types.JSONRPCError)
+            self._unasked = 0 if answers else self._unasked + 1
             if self._unasked > MAX_UNASKED:
                 self.broken = f"it wrote {MAX_UNASKED} lines, and none of them was an answer"
                 raise anyio.EndOfStream
