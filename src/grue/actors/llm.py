@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias, assert_never, runtime_checkable
 
 import anyio
 import anyio.to_thread
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -33,60 +33,49 @@ from grue.runtime.actor import Actor, Mailbox, Note, reply
 from grue.runtime.large_data import JOINED_AT_ONCE, LONG
 from grue.runtime.trace.recorder import Envelope
 from grue.transports.llm import exchange
-from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, RequestPostponed, current_room
+from grue.transports.llm.endpoint import LlmEndpoint, LlmSettings, ReplyRoom, RequestPostponed, current_room
 
 __all__ = ["LentConversation", "LlmActor", "LlmEndpoint", "LlmSettings"]
 REFUSED_MEDIA = "the endpoint refused a request with images or files"
 
 
-class Asking:
+class Asking(Struct, eq=False):
     """Gets one completion: sends HTTP requests until `attempt_step` returns `Finish`."""
 
     # The endpoint is open already, and the conversation contains `command.new`.
 
-    def __init__(
-        self,
-        endpoint: LlmEndpoint,
-        conversation: EncodedConversation,
-        command: m.RequestCompletion,
-        say: Callable[[m.LlmNote], object],
-        on_sent: Callable[[], None] | None = None,
-        *,
-        choice: Choice | None = None,
-        lost: m.Usage | None = None,
-        retry: RetryPolicy | None = None,
-        sleep: Callable[[float], Awaitable[object]] = anyio.sleep,
-    ) -> None:
-        self._endpoint = endpoint
-        self._conversation = conversation
-        self._command = command
-        self.say = say
-        self._on_sent = on_sent  # called when a request has been written, and when its exchange has ended
-        self._choice = choice
-        self._sleep = sleep
-        self._shown = False
-        self._cut = m.Usage()
-        # What broken replies have cost, added to `lost`: what this completion has cost at other endpoints.
-        self._lost = m.Usage() if lost is None else lost
-        self._retry = endpoint.settings.retry if retry is None else retry
-        self._room = current_room()
-        if self._room is not None:
-            # The reply comes from a provider's batch: a retry would read the same reply again.
-            self._retry = replace(self._retry, max_retries=0)
-        self._price = endpoint.price
-        self._thoughts: ThoughtSplitter
-        self.unreported = self._lost  # the estimated cost so far, reported on failure or cancellation
+    endpoint: LlmEndpoint
+    conversation: EncodedConversation
+    command: m.RequestCompletion
+    say: Callable[[m.LlmNote], object]
+    on_sent: Callable[[], None] | None = None  # called when a request is written, and when its exchange ends
+    choice: Choice | None = None
+    lost: m.Usage = m.Usage()  # what this completion has cost at other endpoints, and in broken replies
+    retry: RetryPolicy | None = None  # `None`: the endpoint's
+    sleep: Callable[[float], Awaitable[object]] = anyio.sleep
+    unreported: m.Usage = m.Usage()  # the estimated cost so far, reported on failure or cancellation
+    _shown: bool = False
+    _cut: m.Usage = m.Usage()
+    _room: ReplyRoom | None = field(default_factory=current_room)
+    _thoughts: ThoughtSplitter = field(default_factory=ThoughtSplitter)
+
+    def __post_init__(self) -> None:
+        self.unreported = self.lost
 
     def take_back(self) -> None:
         """If text of the reply has been streamed, report that it is to be discarded."""
         if self._shown:
-            self.say(m.TextDelta(request=self._command.request, text="", restart=True))
+            self.say(m.TextDelta(request=self.command.request, text="", restart=True))
 
     async def outcome(self) -> Reply | m.LlmFailure:
         """Carry out the commands of `attempt_step`, and return the outcome. May raise `RequestPostponed`."""
-        settings = self._endpoint.settings
+        settings = self.endpoint.settings
+        retry = self.retry or settings.retry
+        if self._room is not None:
+            # The reply comes from a provider's batch: a retry would read the same reply again.
+            retry = replace(retry, max_retries=0)
         state: attempts.AttemptState = attempts.Sent(
-            request=self._command.request, settings=settings, retry=self._retry, clears=self._command.clears
+            request=self.command.request, settings=settings, retry=retry, clears=self.command.clears
         )
         event = await self._exchange(settings)
         while True:
@@ -95,10 +84,10 @@ class Asking:
                 match command:
                     case attempts.SendRequest(limited, delay_s):
                         if delay_s:
-                            await self._sleep(delay_s)
+                            await self.sleep(delay_s)
                         event = await self._exchange(limited)
                     case attempts.Finish(Reply() as reply):
-                        return replace(reply, usage=reply.usage + self._lost)
+                        return replace(reply, usage=reply.usage + self.lost)
                     case attempts.Finish(outcome):
                         return outcome
                     case attempts.AdaptProfile(fault):
@@ -114,9 +103,9 @@ class Asking:
                         self.say(note)
 
     def _drop_attachments(self) -> None:
-        rewritten = self._conversation.drop_attachments()
-        if rewritten is not None and not self._command.aside:  # an aside request uses a copy
-            conversation = self._command.conversation
+        rewritten = self.conversation.drop_attachments()
+        if rewritten is not None and not self.command.aside:  # an aside request uses a copy
+            conversation = self.command.conversation
             self.say(m.HistoryRewritten(conversation=conversation, rewrite=rewritten, reason=REFUSED_MEDIA))
 
     def _show_again(self, reply: Reply) -> None:
@@ -126,55 +115,53 @@ class Asking:
                 self._show(delta)
 
     def _adapt(self, fault: Fault) -> None:
-        before, prompt = self._conversation.profile, self._conversation.prompt
-        self._endpoint.adapt_to_error(fault, before)
-        self._conversation.adopt(self._endpoint.profile)
-        changed = changed_fields(before, self._conversation.profile)
-        rewritten = self._conversation.prompt != prompt
-        self.say(m.FormAdapted(request=self._command.request, changed=changed, rewritten=rewritten))
+        before, prompt = self.conversation.profile, self.conversation.prompt
+        self.endpoint.adapt_to_error(fault, before)
+        self.conversation.adopt(self.endpoint.profile)
+        changed = changed_fields(before, self.conversation.profile)
+        rewritten = self.conversation.prompt != prompt
+        self.say(m.FormAdapted(request=self.command.request, changed=changed, rewritten=rewritten))
 
     async def _exchange(self, settings: ModelSettings) -> attempts.ReplyRead | attempts.RequestFailed:
         self._shown = False
-        profile = self._conversation.profile
+        profile = self.conversation.profile
         self._report_left_out(profile)
-        must_stream = self._endpoint.profile.must_stream and self._room is None
-        streams = self._endpoint.profile.streams or must_stream
-        shown = self._command.stream and streams and self._room is None
+        must_stream = self.endpoint.profile.must_stream and self._room is None
+        streams = self.endpoint.profile.streams or must_stream
+        shown = self.command.stream and streams and self._room is None
         stream = shown or must_stream
         if shown:
             self._thoughts = ThoughtSplitter()
-        write = functools.partial(self._conversation.body, settings, choice=self._choice, stream=stream)
-        long = self._conversation.size >= JOINED_AT_ONCE
+        write = functools.partial(self.conversation.body, settings, choice=self.choice, stream=stream)
+        long = self.conversation.size >= JOINED_AT_ONCE
         body = await anyio.to_thread.run_sync(write) if long else write()
         # Every request gets a `Streamed`: some gateways stream the reply even if no stream is asked for.
         show = self._show if shown else lambda _: None
         streamed = exchange.Streamed(
-            self._conversation.format.assembler(), show, asked=stream and profile.streams
+            self.conversation.format.assembler(), show, asked=stream and profile.streams
         )
         limit = profile.limit(settings)
         permit: exchange.Permit | str | None = None
         if self._room is None:  # otherwise nothing is sent now: the request goes to the provider in a batch
-            model = self._endpoint.settings.model
+            model = self.endpoint.settings.model
             wanted = exchange.WantedRequest(model=model, prompt_bytes=len(body), max_tokens=limit)
             permit = await exchange.permit_for(wanted)
         if isinstance(permit, str):
             fault = exchange.not_sent(permit)
-            return attempts.RequestFailed(
-                fault=fault, failure=self._endpoint.describe(fault), profile=profile
-            )
-        per_token = self._conversation.bytes_per_token or TEXT_BYTES_PER_TOKEN
-        before = self._cut + self._lost
-        self.unreported = before + most_usage(len(body), per_token, limit, self._price)
+            return attempts.RequestFailed(fault=fault, failure=self.endpoint.describe(fault), profile=profile)
+        per_token = self.conversation.bytes_per_token or TEXT_BYTES_PER_TOKEN
+        before = self._cut + self.lost
+        self.unreported = before + most_usage(len(body), per_token, limit, self.endpoint.price)
         reply = await self._posted(body, streamed, permit)
         self.unreported = before
         if isinstance(reply, Fault) and (reply.received or reply.usage.input_tokens):
             # Providers bill the part of a broken reply that has arrived. The usage usually comes with the end
             # of a reply; if it has not come, estimate it.
             tokens = math.ceil(reply.received / per_token)
-            estimate = most_usage(len(body), per_token, tokens, self._price)
-            stated = with_cost(reply.usage, None, self._price)
+            estimate = most_usage(len(body), per_token, tokens, self.endpoint.price)
+            stated = with_cost(reply.usage, None, self.endpoint.price)
             lost = stated if stated.input_tokens else estimate
-            self._lost, self.unreported = self._lost + lost, before + lost
+            self.lost, self.unreported = self.lost + lost, before + lost
         if shown:
             for part, text in self._thoughts.flush():
                 self._say_delta(text, part)
@@ -182,20 +169,20 @@ class Asking:
             return attempts.ReplyRead(reply, profile, self._shown)
         return attempts.RequestFailed(
             fault=reply,
-            failure=self._endpoint.describe(reply),
+            failure=self.endpoint.describe(reply),
             profile=profile,
-            attachments=self._conversation.has_attachments,
+            attachments=self.conversation.has_attachments,
             shown=self._shown,
-            jitter=self._endpoint.jitter(),
+            jitter=self.endpoint.jitter(),
         )
 
     def _report_left_out(self, profile: WireProfile) -> None:
-        endpoint = self._endpoint
+        endpoint = self.endpoint
         names = left_out(profile, endpoint.settings) - endpoint.left_out
         if names:
             endpoint.left_out |= names
             note = m.SettingsLeftOut(
-                request=self._command.request,
+                request=self.command.request,
                 settings=tuple(sorted(names)),
                 endpoint=profile.name,
                 model=endpoint.settings.model,
@@ -207,8 +194,8 @@ class Asking:
     ) -> Reply | Fault:
         outcome = exchange.RequestOutcome()
         try:
-            request, wire = self._command.request, self._conversation.profile.wire
-            answer = await self._endpoint.post(body, streamed, self._on_sent, request=request, wire=wire)
+            request, wire = self.command.request, self.conversation.profile.wire
+            answer = await self.endpoint.post(body, streamed, self.on_sent, request=request, wire=wire)
             reply = await self._read(answer)
             if isinstance(reply, Reply):
                 reported = answer.cost_usd if isinstance(answer, exchange.Answered) else None
@@ -216,7 +203,7 @@ class Asking:
                 counted = reply.usage
                 if counted == m.Usage(cost_usd=counted.cost_usd):
                     counted = replace(self._estimated(len(body), reply), cost_usd=counted.cost_usd)
-                usage = with_cost(counted, reported, self._price)
+                usage = with_cost(counted, reported, self.endpoint.price)
                 facts = reply.facts
                 if isinstance(answer, exchange.Answered) and answer.first_chunk_s is not None:
                     facts = replace(facts, first_chunk_s=answer.first_chunk_s)
@@ -225,14 +212,14 @@ class Asking:
                 reply = replace(reply, received=answer.received)
             outcome = exchange.request_outcome(answer, reply)
             if self._room is not None:
-                self._room.read(self._endpoint.settings.model, outcome)
+                self._room.read(self.endpoint.settings.model, outcome)
             return reply
         finally:
             if permit is not None:
                 permit.settle(outcome)
 
     def _estimated(self, prompt_bytes: int, reply: Reply) -> m.Usage:
-        per_token = self._conversation.bytes_per_token or TEXT_BYTES_PER_TOKEN
+        per_token = self.conversation.bytes_per_token or TEXT_BYTES_PER_TOKEN
         texts = (
             reply.reasoning,
             reply.refusal,
@@ -241,9 +228,9 @@ class Asking:
         )
         size = sum(len(text) for text in texts if text)
         prompt = math.ceil(prompt_bytes / per_token)
-        if self._conversation.has_attachments:
+        if self.conversation.has_attachments:
             # The bytes of an image or a file say nothing about its tokens.
-            prompt = sum(each.tokens for each in sizes_of(self._conversation.history.entries, per_token))
+            prompt = sum(each.tokens for each in sizes_of(self.conversation.history.entries, per_token))
         return m.Usage(input_tokens=prompt, output_tokens=math.ceil(size / per_token))
 
     async def _read(self, answer: exchange.Answered | Fault) -> Reply | Fault:
@@ -256,14 +243,14 @@ class Asking:
     def _understood(self, answer: exchange.Answered) -> Reply | Fault:
         if not 200 <= answer.status < 300:
             return answer.fault
-        history = self._conversation.history
+        history = self.conversation.history
         # A tool call without an id gets one with this number. To keep ids unique, it rises from turn to turn.
-        request = max(self._command.request, history.replies + 1)
-        reply = self._conversation.read(
+        request = max(self.command.request, history.replies + 1)
+        reply = self.conversation.read(
             answer.body,
             request=request,
             used_ids=history.call_ids,
-            text_tool_calls=self._endpoint.settings.text_tool_calls,
+            text_tool_calls=self.endpoint.settings.text_tool_calls,
         )
         if isinstance(reply, Fault) and reply.kind == "invalid_reply" and reply.status == 200:
             return replace(reply, status=answer.status)
@@ -278,7 +265,7 @@ class Asking:
 
     def _say_delta(self, text: str, part: Part) -> None:
         self._shown = True
-        self.say(m.TextDelta(request=self._command.request, text=text, part=part))
+        self.say(m.TextDelta(request=self.command.request, text=text, part=part))
 
 
 _Outcome: TypeAlias = (

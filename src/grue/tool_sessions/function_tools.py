@@ -598,21 +598,16 @@ class FunctionTools(HostTools):
         return FunctionConnection(self, server, before_calls, note)
 
 
-class FunctionConnection:
+class FunctionConnection(Struct, eq=False):
     """One session with functions; a `ToolConnection`."""
 
-    status = ConnectionStatus()
-
-    def __init__(
-        self, tools: FunctionTools, server: m.ServerName, before_calls: BeforeCalls, note: Note | None
-    ) -> None:
-        self._server = server
-        self._functions = tools.served
-        self._catch_all = tools.catch_all
-        self._before_calls = before_calls
-        self._note = note
-        self._converted: tuple[m.JsonObject, dict[str, Any]] | None = None
-        self._boxed = False
+    tools: FunctionTools
+    server: m.ServerName
+    before_calls: BeforeCalls
+    note: Note | None
+    status: ConnectionStatus = ConnectionStatus()
+    _converted: tuple[m.JsonObject, dict[str, Any]] | None = None
+    _boxed: bool = False
 
     def runs_in(self, box: str, *, enforced: bool) -> None:
         """Declare that all that the functions do is start programs in a box. `box` describes it in words."""
@@ -628,9 +623,9 @@ class FunctionConnection:
     @property
     def listing(self) -> Listing:
         """The functions as tools."""
-        definitions = (function.definition for function in self._functions.values())
-        tools = tuple(replace(each, server=self._server, boxed=self._boxed) for each in definitions)
-        return Listing(tools=tools, protocol_version="", serves_unlisted=self._catch_all is not None)
+        definitions = (function.definition for function in self.tools.served.values())
+        tools = tuple(replace(each, server=self.server, boxed=self._boxed) for each in definitions)
+        return Listing(tools=tools, protocol_version="", serves_unlisted=self.tools.catch_all is not None)
 
     async def open(self, timeout_s: float) -> Listing:
         """Return `listing`."""
@@ -640,12 +635,12 @@ class FunctionConnection:
     async def refresh_tools(self, timeout_s: float) -> None:
         """Await `before_calls`. The list of functions never changes."""
         del timeout_s
-        if self._before_calls is not None:
-            await self._before_calls()
+        if self.before_calls is not None:
+            await self.before_calls()
 
     async def refusal(self, tool: str, arguments: m.JsonObject) -> str | None:
         """Return why the function `tool` refuses the arguments; `None`: it accepts them, or is unknown."""
-        if tool not in self._functions:
+        if tool not in self.tools.served:
             return None
         try:
             self._converted = arguments, self._given(tool, arguments)
@@ -655,10 +650,10 @@ class FunctionConnection:
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Call a function; raises `ToolTimedOutError` or `ToolRefusedError`."""
-        function = self._functions.get(tool)
+        function = self.tools.served.get(tool)
         if function is not None and function.timeout_s is not None:
             timeout_s = min(timeout_s, function.timeout_s)
-        context = ToolContext(self._server, tool, timeout_s, self._notify)
+        context = ToolContext(self.server, tool, timeout_s, self._notify)
         call = self._bound(tool, function, arguments, context)
         finished = False
         try:
@@ -678,17 +673,17 @@ class FunctionConnection:
         checked = converted is not None and converted[0] is arguments
         given = converted[1] if converted is not None and checked else self._given(tool, arguments)
         if function is None:
-            assert self._catch_all is not None, "only a catch-all takes any tool"
-            return functools.partial(self._catch_all, tool, given)
+            assert self.tools.catch_all is not None, "only a catch-all takes any tool"
+            return functools.partial(self.tools.catch_all, tool, given)
         if function.parameters.context is not None:
             given[function.parameters.context] = context
         return functools.partial(function.call, **given)
 
     def _given(self, tool: str, arguments: m.JsonObject) -> dict[str, Any]:
-        function = self._functions.get(tool)
+        function = self.tools.served.get(tool)
         own: dict[str, Any] = msgspec.to_builtins(arguments)  # a copy, because the function may change it
         if function is None:
-            if self._catch_all is None:
+            if self.tools.catch_all is None:
                 raise ToolRefusedError(f"Unknown tool: {tool}", code=_INVALID_PARAMS)
             return own
         try:
@@ -697,11 +692,11 @@ class FunctionConnection:
             raise ToolRefusedError(f"invalid arguments: {error}", code=_INVALID_PARAMS) from error
 
     def _notify(self, kind: NoticeKind, text: str) -> None:
-        if self._note is None:
+        if self.note is None:
             return
         # A callback of the event loop could not raise it. The call's settlement, which follows, raises it.
         with contextlib.suppress(TraceError):
-            self._note(m.ServerNoted(server=self._server, kind=kind, text=text), sender=self._server)
+            self.note(m.ServerNoted(server=self.server, kind=kind, text=text), sender=self.server)
 
 
 async def _result_of(call: functools.partial[Any]) -> m.ToolCallResult:

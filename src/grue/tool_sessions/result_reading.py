@@ -352,24 +352,21 @@ UNKNOWN = (
 )
 
 
-class ResultReader:
+class ResultReader(Struct, frozen=True):
     """Answers the calls of `read_result` in one turn; `result_of` returns the whole result for a handle."""
 
-    def __init__(
-        self, result_of: Callable[[str], m.ToolCallResult | None], max_chars: int, *, unwraps: bool
-    ) -> None:
-        self._result_of = result_of
-        self._max_chars = max_chars
-        self._unwraps = unwraps
+    result_of: Callable[[str], m.ToolCallResult | None]
+    max_chars: int
+    unwraps: bool  # as in `whole_text`
 
     def read_result(self, arguments: m.JsonObject) -> m.ToolCallResult:
         """Answer a call of `read_result` with the part of the result that `arguments` ask for."""
         try:
             asked = wanted(arguments)
-            result = self._result_of(asked.handle)
+            result = self.result_of(asked.handle)
             if result is None:
                 raise CannotReadError(UNKNOWN.format(handle=asked.handle[:80]))
-            part = read_part(result, asked, self._max_chars, unwraps=self._unwraps)
+            part = read_part(result, asked, self.max_chars, unwraps=self.unwraps)
             return tool_results.success(part)
         except (CannotReadError, MCPError) as error:
             return tool_results.call_failed(str(error))

@@ -17,6 +17,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -147,25 +148,20 @@ Sessions: TypeAlias = Literal["fresh", "ahead", "beside", "kept"]
 turn before waits for its model. `kept`: in the first turn or call that needs it; later turns use it too."""
 
 
-class SessionPool:
+class SessionPool(Struct, eq=False):
     """The sessions of turns that run one at a time. Use the pool only in the episode's event loop."""
 
-    def __init__(
-        self,
-        group: TaskGroup,
-        recorder: Recorder,
-        sessions: Sessions,
-        expects_turn: Callable[["SessionPool"], bool] = lambda _: True,
-    ) -> None:
-        self._group = group  # cancelling it closes all connections
-        self._recorder = recorder
-        self.sessions = sessions
-        self.opened: set[m.ServerName] = set()  # servers with which a turn has had an open session
-        self._expects_turn = expects_turn
-        self._generation = 0
-        self._waiting: dict[m.ServerName, PooledConnection] = {}
-        self._leased: dict[m.ServerName, PooledConnection] = {}
-        self._leaving: list[PooledConnection] = []
+    group: TaskGroup  # cancelling it closes all connections
+    recorder: Recorder
+    sessions: Sessions
+    expects_turn: Callable[["SessionPool"], bool] = lambda _: True
+    opened: set[m.ServerName] = field(
+        default_factory=set
+    )  # servers with which a turn has had an open session
+    _generation: int = 0
+    _waiting: dict[m.ServerName, PooledConnection] = field(default_factory=dict)
+    _leased: dict[m.ServerName, PooledConnection] = field(default_factory=dict)
+    _leaving: list[PooledConnection] = field(default_factory=list)
 
     def begin_turn(self) -> None:
         """Count a turn that starts now. The sessions that have been prewarmed so far are for this turn."""
@@ -178,7 +174,7 @@ class SessionPool:
 
     def lacks(self, server: m.ServerName) -> bool:
         """Return whether another turn is expected for which the pool has no connection to this server."""
-        return server not in self._waiting and self._expects_turn(self)
+        return server not in self._waiting and self.expects_turn(self)
 
     def prepare(self, server: m.ServerName, connect: Connect, timeout_s: float) -> None:
         """Start to open a connection that no turn uses yet, unless the pool has one; return at once."""
@@ -189,11 +185,11 @@ class SessionPool:
         self, server: m.ServerName, connect: Connect, timeout_s: float, *, turn: int = 0
     ) -> PooledConnection:
         """Start to open a connection. `turn`: the number of the turn that waits for it; 0: no turn does."""
-        owned = PooledConnection(server, connect, self._recorder, timeout_s, self._wait_for_room)
+        owned = PooledConnection(server, connect, self.recorder, timeout_s, self._wait_for_room)
         owned.turn = turn
         is_spare = not turn and self.sessions != "kept"
         owned.generation = self._generation + is_spare
-        self._group.start_soon(owned.run, name=f"owner of {server}")
+        self.group.start_soon(owned.run, name=f"owner of {server}")
         return owned
 
     def lend(
@@ -206,7 +202,7 @@ class SessionPool:
         if waiting is not None:
             del self._waiting[server]
             waiting.generation = self._generation
-        return LeasedConnection(self, waiting, server, connect, turn, deadline)
+        return LeasedConnection(self, server, connect, waiting, turn=turn, deadline=deadline)
 
     def give_back(self, owned: PooledConnection, *, usable: bool) -> None:
         """End a turn's lease. With `kept`, keep a usable connection if the pool has none; else close it."""
@@ -278,7 +274,7 @@ class SessionPool:
 
     def lose(self, owned: PooledConnection, cause: str) -> None:
         """Record that a prewarmed or kept connection cannot be used, and start to close it."""
-        self._recorder.record(m.PrewarmLost(server=owned.server, cause=cause), sender=owned.server)
+        self.recorder.record(m.PrewarmLost(server=owned.server, cause=cause), sender=owned.server)
         self.leave(owned)
 
     def leave(self, owned: PooledConnection) -> None:
@@ -291,15 +287,12 @@ class SessionPool:
         self._leaving = [owned for owned in self._leaving if not owned.gone.is_set()]
 
 
-class _SessionUser:
-    def __init__(
-        self, pool: SessionPool, server: m.ServerName, connect: Connect, owned: PooledConnection | None = None
-    ) -> None:
-        self._pool = pool
-        self._server = server
-        self._connect = connect
-        self._owned = owned
-        self._seen: tuple[m.ToolDefinition, ...] = ()
+class _SessionUser(Struct, eq=False):
+    pool: SessionPool
+    server: m.ServerName
+    connect: Connect
+    owned: PooledConnection | None = None
+    seen: tuple[m.ToolDefinition, ...] = ()
 
     async def __aenter__(self) -> Self:
         return self
@@ -313,77 +306,68 @@ class _SessionUser:
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Return the tools if they have changed since this user saw them last; otherwise `None`."""
         tools = await self._open.current_tools(timeout_s)
-        changed, self._seen = tools is not self._seen, tools
+        changed, self.seen = tools is not self.seen, tools
         return tools if changed else None
 
     @property
     def status(self) -> ConnectionStatus:
         """The session's state. `ending` is always `handed_over`, because only the pool ends the server."""
-        if self._owned is None:
+        if self.owned is None:
             return ConnectionStatus(alive=False, ending="handed_over")
-        return replace(self._owned.connection.status, ending="handed_over")
+        return replace(self.owned.connection.status, ending="handed_over")
 
     @property
     def _open(self) -> PooledConnection:
-        assert self._owned is not None, "a connection is used between open and exit"
-        return self._owned
+        assert self.owned is not None, "a connection is used between open and exit"
+        return self.owned
 
 
-class LeasedConnection(_SessionUser):
+class LeasedConnection(_SessionUser, eq=False, kw_only=True):
     """A `ToolConnection` that a turn leases from the pool. At its exit the connection is given back."""
 
-    def __init__(
-        self,
-        pool: SessionPool,
-        prewarmed: PooledConnection | None,
-        server: m.ServerName,
-        connect: Connect,
-        turn: int,
-        deadline: float,
-    ) -> None:
-        super().__init__(pool, server, connect, prewarmed)  # `None`: `connect` makes a new connection
-        self._turn = turn
-        self._deadline = deadline  # of opening, listing and calls, on the event loop's clock
-        self._broken = False
+    # Without an `owned` connection, which is prewarmed or kept, `connect` makes a new one.
+    turn: int
+    deadline: float  # of opening, listing and calls, on the event loop's clock
+    broken: bool = False
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        owned, self._owned = self._owned, None
+        owned, self.owned = self.owned, None
         if owned is None:
             return
         try:
             # A turn that made no tool call has not yet waited for the processes of earlier turns.
-            await self._pool.wait_closed()
+            await self.pool.wait_closed()
         finally:
-            self._pool.give_back(owned, usable=exc_type is None and not self._broken)
+            self.pool.give_back(owned, usable=exc_type is None and not self.broken)
 
     async def open(self, timeout_s: float) -> Listing:
         """Return the listing of a prewarmed or kept connection; if none is usable, open a new connection."""
         # `timeout_s` limits the opening of a new connection. A prewarmed one opens within its own limit.
-        listing = None if self._owned is None else await self._prepared(self._owned, timeout_s)
+        listing = None if self.owned is None else await self._prepared(self.owned, timeout_s)
         if listing is not None:
             return listing
         limit_s = self._within(timeout_s)
-        self._owned = owned = self._pool.begin(self._server, self._connect, limit_s, turn=self._turn)
-        self._pool.lease_to_turn(owned)
+        self.owned = owned = self.pool.begin(self.server, self.connect, limit_s, turn=self.turn)
+        self.pool.lease_to_turn(owned)
         await owned.opened.wait()
         if owned.failed is not None:
-            self._owned = None
+            self.owned = None
             raise owned.failed
         assert owned.listing is not None, "a connection that opened without failing has listed its tools"
-        self._pool.opened.add(owned.server)
-        self._seen = owned.listing.tools
+        self.pool.opened.add(owned.server)
+        self.seen = owned.listing.tools
         return owned.listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
         """Wait until the connections that are being closed are gone, then call the tool."""
-        await self._pool.wait_closed()
+        await self.pool.wait_closed()
         return await self._answer(self._open.connection.call(tool, arguments, self._within(timeout_s)))
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
         """Wait as `call` does, then wait for the result of the MCP task."""
-        await self._pool.wait_closed()
+        await self.pool.wait_closed()
         limit_s = self._within(timeout_s)
         return await self._answer(connections.finish_task(self._open.connection, tool, task, limit_s))
 
@@ -391,38 +375,38 @@ class LeasedConnection(_SessionUser):
         try:
             return await call
         except ServerFailed:
-            self._broken = True
+            self.broken = True
             raise
 
     async def refresh_tools(self, timeout_s: float) -> tuple[m.ToolDefinition, ...] | None:
         """Wait as `call` does, then return the tools if they have changed."""
         # So in the trace, the end of the old processes comes before a batch's first tool call.
-        await self._pool.wait_closed()
+        await self.pool.wait_closed()
         return await super().refresh_tools(self._within(timeout_s))
 
     def _within(self, timeout_s: float) -> float:
-        return max(0.0, min(timeout_s, self._deadline - anyio.current_time()))
+        return max(0.0, min(timeout_s, self.deadline - anyio.current_time()))
 
     async def _prepared(self, owned: PooledConnection, timeout_s: float) -> Listing | None:
         """Return the listing of a prewarmed or kept connection. `None`: it is unusable and being closed."""
         owned.wanted.set()
-        with anyio.CancelScope(deadline=self._deadline):
+        with anyio.CancelScope(deadline=self.deadline):
             await owned.opened.wait()
         if (
             owned.listing is None
             or not owned.usable
             or not await connections.still_there(owned.connection, _STILL_THERE_S)
         ):
-            self._owned = None
-            self._pool.lose(owned, _why_lost(owned))
+            self.owned = None
+            self.pool.lose(owned, _why_lost(owned))
             return None
-        owned.turn = self._turn
-        self._pool.opened.add(owned.server)
-        self._pool.lease_to_turn(owned)
-        with anyio.CancelScope(deadline=self._deadline):
+        owned.turn = self.turn
+        self.pool.opened.add(owned.server)
+        self.pool.lease_to_turn(owned)
+        with anyio.CancelScope(deadline=self.deadline):
             async with owned.alone:
                 await owned.current_tools(self._within(timeout_s))
-        self._seen = owned.listing.tools
+        self.seen = owned.listing.tools
         return owned.listing
 
 
@@ -436,7 +420,7 @@ def _why_lost(owned: PooledConnection) -> str:
     return "its process has ended" if owned.connection.status.pid else "its server no longer knows of it"
 
 
-class SharedSession(_SessionUser):
+class SharedSession(_SessionUser, eq=False):
     """A `ToolConnection` to a kept session, for calls outside turns. At its exit the session stays open."""
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -444,9 +428,9 @@ class SharedSession(_SessionUser):
 
     async def open(self, timeout_s: float) -> Listing:
         """Return the listing of the server's kept session, which is opened if it is not open."""
-        self._owned = owned = await self._pool.open_kept(self._server, self._connect, timeout_s)
+        self.owned = owned = await self.pool.open_kept(self.server, self.connect, timeout_s)
         assert owned.listing is not None, "a connection that opened without failing has listed its tools"
-        self._seen = owned.listing.tools
+        self.seen = owned.listing.tools
         return owned.listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:

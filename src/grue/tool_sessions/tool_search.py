@@ -9,6 +9,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from msgspec import Struct
+
 from grue import messages as m
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.names import is_built_in
@@ -92,13 +94,12 @@ class ToolIndex:
         return total
 
 
-class ToolSearcher:
+class ToolSearcher(Struct):
     """Answers calls of `find_tools`, with at most `most` of `tools()`, and faulty calls of `call_tool`."""
 
-    def __init__(self, tools: Callable[[], Sequence[m.ToolDefinition]], most: int) -> None:
-        self._tools = tools
-        self._most = most
-        self._indexed: tuple[Sequence[m.ToolDefinition], ToolIndex] | None = None
+    tools: Callable[[], Sequence[m.ToolDefinition]]
+    most: int
+    _indexed: tuple[Sequence[m.ToolDefinition], ToolIndex] | None = None
 
     def find_tools(self, arguments: m.JsonObject) -> m.ToolCallResult:
         """Answer a call of `find_tools` with the tools that fit its query."""
@@ -108,7 +109,7 @@ class ToolSearcher:
                 "find_tools wants a query: what the tool should do, in a few words"
             )
         index = self._index()
-        found = index.find(query, self._most)
+        found = index.find(query, self.most)
         if not found:
             return tool_results.success({"tools": [], "hint": f"No tool fits. {self._names()}"})
         told = [
@@ -127,13 +128,13 @@ class ToolSearcher:
         return tool_results.call_failed(f"there is no tool {name[:100]!r}.{meant} Search with find_tools")
 
     def _index(self) -> ToolIndex:
-        tools = self._tools()
+        tools = self.tools()
         if self._indexed is None or self._indexed[0] is not tools:
             self._indexed = (tools, ToolIndex(tools))
         return self._indexed[1]
 
     def _names(self) -> str:
-        names = [tool.name for tool in self._tools() if not is_built_in(tool)]
+        names = [tool.name for tool in self.tools() if not is_built_in(tool)]
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         return f"There are: {', '.join(names[:_MOST_NAMED])}{more}."
 

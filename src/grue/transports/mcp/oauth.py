@@ -647,8 +647,6 @@ _ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name
 _ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
 _IDENTITY_ERROR_CHARS = 200
 
-Exchange = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
-
 
 class _Metadata(Struct):
     issuer: str
@@ -663,23 +661,21 @@ class _Issued(Struct):
     error_description: str = ""
 
 
-class IdentityProvider:
+class IdentityProvider(Struct, frozen=True):
     """Exchanges a person's identity token for identity assertions (ID-JAG, RFC 8693; SEP-990).
 
     The SDK exchanges an assertion for an access token (RFC 7523). The settings name the identity provider and
     the authorization server, so an MCP server cannot choose where secrets are sent.
     """
 
-    def __init__(self, auth: OAuth, exchange: Exchange, on_secret: Callable[[str, str], None]) -> None:
-        self._auth = auth
-        self._exchange = exchange
-        self._on_secret = on_secret
-        self._issuer = auth.identity_provider or ""
+    auth: OAuth
+    exchange: Callable[[httpx2.Request], Awaitable[httpx2.Response]]
+    on_secret: Callable[[str, str], None]
 
     async def assertion(self, audience: str, resource: str) -> str:
         """Return an identity assertion for the authorization server `audience` and the server `resource`."""
-        token = await aside(identity_token, self._auth)
-        self._on_secret("identity_token", token)
+        token = await aside(identity_token, self.auth)
+        self.on_secret("identity_token", token)
         metadata = await self._metadata()
         fields = {
             "grant_type": _TOKEN_EXCHANGE,
@@ -689,18 +685,19 @@ class IdentityProvider:
             "subject_token": token,
             "subject_token_type": _ID_TOKEN,
         }
-        if self._auth.scope:
-            fields["scope"] = self._auth.scope
+        if self.auth.scope:
+            fields["scope"] = self.auth.scope
         credentials, headers = self._credentials(metadata)
         request = httpx2.Request(
             "POST", metadata.token_endpoint, data={**fields, **credentials}, headers=headers
         )
         assertion = self._issued(await self._sent(request))
-        self._on_secret("identity_assertion", assertion)
+        self.on_secret("identity_assertion", assertion)
         return assertion
 
     async def _metadata(self) -> _Metadata:
-        for url in build_oauth_authorization_server_metadata_discovery_urls(self._issuer, self._issuer):
+        issuer = self.auth.identity_provider or ""
+        for url in build_oauth_authorization_server_metadata_discovery_urls(issuer, issuer):
             answer = await self._sent(httpx2.Request("GET", url, headers={"accept": "application/json"}))
             if answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
                 raise faults.server_unavailable(answer.status_code, answer.request.url.host)
@@ -710,13 +707,13 @@ class IdentityProvider:
                 found = msgspec.json.decode(answer.content, type=_Metadata)
             except ValueError:
                 continue
-            if found.issuer.rstrip("/") != self._issuer.rstrip("/"):
+            if found.issuer.rstrip("/") != issuer.rstrip("/"):
                 raise faults.identity_unusable("the metadata of the identity provider names another issuer")
             return found
         raise faults.identity_unusable("the identity provider publishes no metadata")
 
     def _credentials(self, metadata: _Metadata) -> tuple[dict[str, str], dict[str, str]]:
-        client, secret = self._auth.identity_client_id or "", self._auth.identity_client_secret
+        client, secret = self.auth.identity_client_id or "", self.auth.identity_client_secret
         accepted = metadata.token_endpoint_auth_methods_supported
         if secret is None:
             return {"client_id": client}, {}
@@ -745,4 +742,4 @@ class IdentityProvider:
     async def _sent(self, request: httpx2.Request) -> httpx2.Response:
         if request.url.scheme != "https" and request.url.host not in LOOPBACK:
             raise faults.insecure_server(request.url.host)
-        return await self._exchange(request)
+        return await self.exchange(request)

@@ -17,6 +17,7 @@ from mcp.shared.dispatcher import CallOptions
 from mcp.shared.exceptions import MCPError as SdkError
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from msgspec import Struct, field
 from pydantic import BaseModel
 
 from grue import messages as m
@@ -487,12 +488,11 @@ class _Stream:
 _NAME_CHARS = 80
 
 
-class ParamHeaders:
+class ParamHeaders(Struct):
     """Makes HTTP headers, for load balancers, of the arguments that a schema marks by `x-mcp-header`."""
 
-    def __init__(self, notify: server_requests.Notify) -> None:
-        self._notify = notify
-        self._marked: dict[str, dict[tuple[str, ...], str]] = {}
+    notify: server_requests.Notify
+    _marked: dict[str, dict[tuple[str, ...], str]] = field(default_factory=dict)
 
     def listed(self, page: dict[str, Any], *, over_http: bool) -> dict[str, Any]:
         """Return a page of `tools/list`; over HTTP, without the tools that have a wrong `x-mcp-header`."""
@@ -513,7 +513,7 @@ class ParamHeaders:
         schema = tool.get("inputSchema")
         fault = inbound.find_invalid_x_mcp_header(schema)
         if fault is not None:
-            self._notify("bad_tool", f"{name[:_NAME_CHARS]}: {fault}")
+            self.notify("bad_tool", f"{name[:_NAME_CHARS]}: {fault}")
             return False
         self._marked[name] = inbound.x_mcp_header_map(schema)
         return True
