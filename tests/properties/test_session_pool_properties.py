@@ -175,8 +175,8 @@ class Play:
         """Open a session as a session actor does: a failed attempt is followed by another one."""
         for _ in range(2):
             lent = pool.lend(name, self._connect(self.turn), self.turn)
-            if lent._owned is not None:
-                spare: Any = lent._owned.connection
+            if lent.owned is not None:
+                spare: Any = lent.owned.connection
                 assert spare.made_in < self.turn, "a turn uses no session that was opened beside it"
                 spare.turn = self.turn
             await sessions.enter_async_context(lent)

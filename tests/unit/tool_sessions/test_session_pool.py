@@ -482,6 +482,6 @@ async def test_where_no_turn_is_expected_nothing_is_opened_for_it() -> None:
     bench = Bench(ScriptedServer(), "beside")
     async with bench.episode() as pool:
         assert pool.lacks(A)
-        pool._expects_turn = lambda asked: asked is not pool
+        pool.expects_turn = lambda asked: asked is not pool
         assert not pool.lacks(A)
         assert not pool.has_spares
