@@ -62,6 +62,12 @@ class Asking(Struct, eq=False):
     def __post_init__(self) -> None:
         self.unreported = self.lost
 
+    def go_on(self, endpoint: LlmEndpoint, retry: RetryPolicy) -> None:
+        """Ask another endpoint from now on, by the policy `retry`."""
+        self.take_back()
+        self.endpoint, self.retry = endpoint, retry
+        self.lost, self._cut = self.unreported, m.Usage()
+
     def take_back(self) -> None:
         """If text of the reply has been streamed, report that it is to be discarded."""
         if self._shown:
@@ -369,13 +375,10 @@ class LentConversation(Struct):
         await self.save()
 
 
-class _Asked(Struct):
-    """A request whose items have been added to its conversation."""
+class _Asked(Asking, eq=False, kw_only=True):
+    """A request whose items have been added to `conversation`: that of `lent`, or a copy if it is `aside`."""
 
-    command: m.RequestCompletion
-    conversation: EncodedConversation  # the one in `lent`, or for `command.aside` a copy
     lent: LentConversation
-    asking: Asking
     begun: float  # when the request was received, on the event loop's clock
     failures: tuple[m.LlmFailure, ...] = ()
 
@@ -410,7 +413,7 @@ class LlmActor(Actor[m.LlmCommand]):
     @property
     def unreported(self) -> m.Usage:
         """An estimate of what the last completion has cost, if it was cancelled."""
-        return m.Usage() if self._asked is None else self._asked.asking.unreported
+        return m.Usage() if self._asked is None else self._asked.unreported
 
     def around(self) -> contextlib.AbstractAsyncContextManager[object]:
         """Keep the connections to the endpoint and its fallbacks open while the actor runs."""
@@ -436,7 +439,7 @@ class LlmActor(Actor[m.LlmCommand]):
         """Ask the current model; if it fails, and `moves_on` returns true, ask others of the chain."""
         tried: list[LlmEndpoint] = []
         while True:
-            outcome = await asked.asking.outcome()
+            outcome = await asked.outcome()
             if isinstance(outcome, Reply):
                 self._endpoint.breaker = attempts.Breaker()
                 return outcome
@@ -453,26 +456,16 @@ class LlmActor(Actor[m.LlmCommand]):
 
     async def _move(self, asked: _Asked, following: LlmEndpoint, failure: m.LlmFailure) -> None:
         """Ask `following` from now on, because the endpoint before it has failed with `failure`."""
-        asking, conversation, command = asked.asking, asked.conversation, asked.command
-        asking.take_back()
         self._endpoint = following
-        asking.say(_passed_over(command, failure.model, failure.endpoint, failure.message, following))
-        adopt = functools.partial(conversation.adopt, following.profile, following.settings.model)
-        if conversation.size >= LONG:
+        asked.go_on(following, _patience(following))
+        asked.say(_passed_over(asked.command, failure.model, failure.endpoint, failure.message, following))
+        adopt = functools.partial(asked.conversation.adopt, following.profile, following.settings.model)
+        if asked.conversation.size >= LONG:
             await anyio.to_thread.run_sync(adopt)
         else:
             adopt()
-        if asked.lent is self._lent and not command.aside:
-            self._report_thoughts(asked.lent, asking.say)
-        asked.asking = Asking(
-            following,
-            conversation,
-            command,
-            asking.say,
-            self._on_sent,
-            lost=asking.unreported,
-            retry=_patience(following),
-        )
+        if asked.lent is self._lent and not asked.command.aside:
+            self._report_thoughts(asked.lent, asked.say)
 
     async def _report(self, outcome: _Outcome, envelope: Envelope[m.LlmCommand]) -> None:
         if envelope.reply_to is not None:
@@ -511,7 +504,7 @@ class LlmActor(Actor[m.LlmCommand]):
                 following = await self.mailbox.receive()
             if following is not None and isinstance(following.body, m.DropCompletion):
                 droppable.cancel()
-        self._unreported = asked.asking.unreported if droppable.cancelled_caught else m.Usage()
+        self._unreported = asked.unreported if droppable.cancelled_caught else m.Usage()
         if following is not None:
             await self.receive(following)
 
@@ -541,9 +534,10 @@ class LlmActor(Actor[m.LlmCommand]):
         changed = None if command.aside else offer_changed(command, before, lent.encoded.tools)
         if changed is not None:
             say(changed)
-        retry = _patience(self._endpoint)
-        asking = Asking(self._endpoint, conversation, command, say, self._on_sent, retry=retry)
-        self._asked = _Asked(command, conversation, lent, asking, begun)
+        retry, on_sent = _patience(self._endpoint), self._on_sent
+        self._asked = _Asked(
+            self._endpoint, conversation, command, say, on_sent, retry=retry, lent=lent, begun=begun
+        )
         return self._asked
 
     def _leave_without_tools(
@@ -560,8 +554,8 @@ class LlmActor(Actor[m.LlmCommand]):
     ) -> m.CompletionReceived | m.CompletionFailed:
         command = asked.command
         if isinstance(reply, m.LlmFailure):
-            return m.CompletionFailed(request=command.request, failure=reply, usage=asked.asking.unreported)
-        self._judge_shape(command, reply, asked.asking.say)
+            return m.CompletionFailed(request=command.request, failure=reply, usage=asked.unreported)
+        self._judge_shape(command, reply, asked.say)
         self._judge_tools(asked, reply)
         if not command.aside:
             texts = (reply.content or "", *(call.arguments for call in reply.tool_calls))
@@ -600,7 +594,7 @@ class LlmActor(Actor[m.LlmCommand]):
         if endpoint.judged_tools or not conversation.leaves_tools_out(reply):
             return
         endpoint.judged_tools = True
-        asked.asking.say(
+        asked.say(
             m.ToolsUnseen(
                 request=asked.command.request,
                 tools=len(conversation.tools),

@@ -139,9 +139,7 @@ async def finish_task(
     connection: ToolConnection, tool: str, task: m.ToolTask, timeout_s: float
 ) -> m.ToolCallResult:
     """Get the result of an MCP task that an interrupted turn began. Raises as `ToolConnection.call` does."""
-    finish: Callable[[str, m.ToolTask, float], Awaitable[m.ToolCallResult]] | None = getattr(
-        connection, "finish_task", None
-    )
+    finish: Callable[..., Awaitable[m.ToolCallResult]] | None = getattr(connection, "finish_task", None)
     if finish is None:
         raise ToolRefusedError(f"{INTERRUPTED}: it cannot be asked for a result later", code=-32601)
     return await finish(tool, task, timeout_s)
@@ -175,9 +173,9 @@ async def still_there(connection: ToolConnection, timeout_s: float) -> bool:
 
 def exclusive(connection: ToolConnection | None) -> contextlib.AbstractAsyncContextManager[object]:
     """Return a context manager within which no other user of a shared session makes calls."""
-    alone: Callable[[], contextlib.AbstractAsyncContextManager[object]] | None
-    alone = getattr(connection, "exclusive", None)
-    return contextlib.nullcontext() if alone is None else alone()
+    alone: Callable[..., contextlib.AbstractAsyncContextManager[object]]
+    alone = getattr(connection, "exclusive", contextlib.nullcontext)
+    return alone()
 
 
 class WrappedConnection:
