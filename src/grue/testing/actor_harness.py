@@ -30,7 +30,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from os import PathLike
 from types import FrameType, TracebackType
@@ -487,25 +487,17 @@ def _is_idle_worker(thread: threading.Thread) -> bool:
 
 
 def _place(task: "asyncio.Task[Any]") -> str:
-    frames = list(_frames(task.get_coro()))
+    awaited: Any = task.get_coro()
+    frames: list[FrameType] = []
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        frames.append(frame)
+        awaited = awaited.cr_await
     ours = [each for each in frames if not any(name in each.f_code.co_filename for name in _LIBRARIES)]
-    if not (ours or frames):
+    if not frames:
         return "has not begun"
     frame = (ours or frames)[-1]
     file = frame.f_code.co_filename.rsplit("/", 1)[-1]
     return f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})"
-
-
-def _frames(awaited: Any) -> Iterator[FrameType]:
-    while awaited is not None:
-        for kind in ("cr", "gi", "ag"):
-            frame = getattr(awaited, f"{kind}_frame", None)
-            if frame is not None:
-                yield frame
-                awaited = getattr(awaited, f"{kind}_await" if kind != "gi" else "gi_yieldfrom", None)
-                break
-        else:
-            return
 
 
 _MOST_SHOWN = 60

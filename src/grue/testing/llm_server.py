@@ -319,7 +319,7 @@ class ScriptedLlmServer:
         self._owed: dict[str, dict[str, list[Json]]] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._connections: set[socket.socket] = set()
+        self._connections: dict[socket.socket, threading.Thread] = {}  # with the thread that serves each
         self._http = _HttpServer(("127.0.0.1", port), _Handler)
         self._http.owner = self
         # A daemon thread: if the `with` block is never left, as in a notebook, the program can still end.
@@ -358,9 +358,12 @@ class ScriptedLlmServer:
         self._http.shutdown()
         with self._lock:
             self._closing.set()
+            handlers = [*self._connections.values()]
             for connection in self._connections:
                 _wake(connection)
         self._http.server_close()
+        for handler in handlers:
+            handler.join()
         self._thread.join()
 
     def answer(self, path: str, headers: Mapping[str, str], raw: bytes) -> LlmReply:
@@ -446,13 +449,13 @@ class ScriptedLlmServer:
     def _connected(self, connection: socket.socket) -> None:
         with self._lock:
             self.accepted += 1
-            self._connections.add(connection)
+            self._connections[connection] = threading.current_thread()
             if self._closing.is_set():
                 _wake(connection)
 
     def _disconnected(self, connection: socket.socket) -> None:
         with self._lock:
-            self._connections.discard(connection)
+            del self._connections[connection]
 
 
 def _wake(connection: socket.socket) -> None:
@@ -516,22 +519,7 @@ _LENGTH = re.compile(r"[0-9]{1,9}")
 
 class _HttpServer(ThreadingHTTPServer):
     owner: ScriptedLlmServer
-    handlers: tuple[threading.Thread, ...] = ()
     request_queue_size = socket.SOMAXCONN  # with the default, 5, some of many clients are refused
-
-    def process_request(self, request: object, client_address: object) -> None:
-        # Daemon threads, because a client may keep its connection open to the end of the program. The base
-        # class would not wait for them in `server_close`.
-        handler = threading.Thread(
-            target=self.process_request_thread, args=(request, client_address), daemon=True
-        )
-        handler.start()
-        self.handlers = (*(each for each in self.handlers if each.is_alive()), handler)
-
-    def server_close(self) -> None:
-        super().server_close()
-        for handler in self.handlers:
-            handler.join()
 
     def handle_error(self, request: object, client_address: object) -> None:
         # Print nothing about an OSError: the client has closed the connection, for example at its time limit.

@@ -40,8 +40,7 @@ class Judge(Struct, kw_only=True):
     run: Run
     approve: AskPerson | None
     decisions: tuple[ApprovalDecision, ...] = ()  # passed to `resume`, for the questions of the parked run
-    earlier: tuple[ApprovalDecision, ...] = ()  # recorded when the run was parked, with other questions open
-    expires_at: float | None = None  # Unix time after which `decisions` are ignored: they came too late
+    parked: ApprovalsAsked | None = None  # the questions of the parked run, and until when `decisions` count
     warned: set[str] = field(default_factory=set)  # skills whose unknown tools are recorded
 
     def definitions(self, actions: Iterable[PlannedAction]) -> dict[str, str]:
@@ -84,11 +83,11 @@ class Judge(Struct, kw_only=True):
             policy,
             self.approve,
             given=self.decisions,
-            earlier=self.earlier,
-            expires_at=self.expires_at,
+            earlier=() if self.parked is None else self.parked.decisions,
+            expires_at=None if self.parked is None else self.parked.expires_at,
         )
         if asked.questions:
-            self.expires_at = None
+            self.parked = None
             fact = ApprovalsAsked(
                 turn=run.turn,
                 questions=asked.questions,

@@ -182,7 +182,9 @@ class DecisionLoop:
 
     def _time_over(self) -> RunEnd | None:
         limit_s = self._run.config.limits.time_limit_seconds
-        return None if limit_s is None or self._run.left_s > 0 else _time_is_over(limit_s)
+        if limit_s is None or self._run.left_s > 0:
+            return None
+        return RunEnd("time_limit", f"the run's time limit of {limit_s:g} s is reached")
 
     def _next_reply(self) -> RunEnd | None:
         run, answered = self._run, self._answered
@@ -209,8 +211,7 @@ class DecisionLoop:
             # The last line of the error is advice for programmers. The model gets the lines before it.
             return self._unusable(str(error).rpartition("\n")[0])
         except TurnTimedOut as error:
-            limit_s = run.config.limits.time_limit_seconds
-            return RunEnd("time_limit", str(error)) if limit_s is None else _time_is_over(limit_s)
+            return self._time_over() or RunEnd("time_limit", str(error))
         except BudgetSpent as error:
             return RunEnd("budget", str(error))
         except MCPConfigError:
@@ -304,10 +305,6 @@ class DecisionLoop:
             return None
         failed = RunEnd("step_failed", f"step {result.step}, {result.action}, failed: {result.error}")
         return self._time_over() or failed
-
-
-def _time_is_over(limit_s: float) -> RunEnd:
-    return RunEnd("time_limit", f"the run's time limit of {limit_s:g} s is reached")
 
 
 def _has_finished(result: StepExecutionResult) -> bool:

@@ -210,11 +210,8 @@ class Orchestrator:
             run.manager = self._connect(run)
             _offer_served_skills(run)
             _note_unmatched(run)
-            expires_at = None if past is None or past.asked is None else past.asked.expires_at
-            earlier = () if past is None or past.asked is None else past.asked.decisions
-            judge = Judge(
-                run=run, approve=self._approve, decisions=decisions, earlier=earlier, expires_at=expires_at
-            )
+            parked = None if past is None else past.asked
+            judge = Judge(run=run, approve=self._approve, decisions=decisions, parked=parked)
             end = DecisionLoop(run, _conversation(run, past), judge, past).run()
         except KeyboardInterrupt:
             raise

@@ -9,12 +9,12 @@ import base64
 import binascii
 import hashlib
 import json
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 
 from grue import ToolClient
 from grue import messages as m
@@ -28,15 +28,14 @@ MOST_FILES, MOST_BYTES = 512, 16 << 20
 """The specification's limits for one skill: the number of its files, and their total size in bytes."""
 _MOST_SKILLS = 200
 _MOST_READ = 1 << 20
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class SkillResource(Struct, frozen=True):
     """A file of a skill, as the server lists it."""
 
     uri: str
-    digest: str
-    size: int
+    digest: Annotated[str, Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
+    size: Annotated[int, Meta(ge=0)]
 
 
 class ServedSkill(Struct, frozen=True, kw_only=True):
@@ -211,12 +210,10 @@ def _skill_of(server: str, entry: Mapping[str, Any]) -> ServedSkill:
 
 
 def _resource_of(value: object, shown: str) -> SkillResource:
-    if isinstance(value, dict):
-        uri, digest, size = value.get("uri"), value.get("digest"), value.get("size")
-        hashed = isinstance(digest, str) and _DIGEST.fullmatch(digest)
-        if isinstance(uri, str) and hashed and type(size) is int and size >= 0:
-            return SkillResource(uri, str(digest), size)
-    raise ValueError(f"{shown} lists a file without address, digest or size")
+    try:
+        return msgspec.convert(value, SkillResource)
+    except msgspec.ValidationError:
+        raise ValueError(f"{shown} lists a file without address, digest or size") from None
 
 
 def _content(answer: Mapping[str, Any], uri: str) -> bytes:
