@@ -163,9 +163,8 @@ class Asked:
 class ActorHarness:
     """Runs one actor. Use it as an async context manager inside a test with `@virtual_time`.
 
-    At the end of the `async with` block, the harness closes the actor's mailbox and lets the actor handle the
-    messages in it, for at most `stop_grace_s`, as a supervisor does. If the block raises an exception, the
-    harness cancels the actor instead.
+    The end of the `async with` block stops the actor, which first handles the messages in its mailbox. If the
+    block raises an exception, the actor is cancelled instead.
 
     Args:
         turn: The turn's number in the recorded messages; 0: outside turns.

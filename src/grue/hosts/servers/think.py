@@ -52,30 +52,22 @@ DESCRIPTION = (
 )
 
 
-def _text(meaning: str) -> Json:
-    return {"type": "string", "minLength": 1, "description": meaning}
-
-
-def _count(meaning: str) -> Json:
-    return {"type": "integer", "minimum": 1, "description": meaning}
-
-
-def _flag(meaning: str) -> Json:
-    return {"type": "boolean", "description": meaning}
-
+_TEXT = {"type": "string", "minLength": 1}
+_COUNT = {"type": "integer", "minimum": 1}
+_FLAG = {"type": "boolean"}
 
 INPUT_SCHEMA: Json = {
     "type": "object",
     "properties": {
-        "thought": _text("This step, in full sentences"),
-        "thoughtNumber": _count("The number of this step, from 1"),
-        "totalThoughts": _count("How many steps there will be, as it looks now"),
-        "nextThoughtNeeded": _flag("Whether another step follows this one"),
-        "isRevision": _flag("Whether this step corrects an earlier one"),
-        "revisesThought": _count("The number of the step that is corrected"),
-        "branchFromThought": _count("The number of the step that a new branch leaves from"),
-        "branchId": _text("The name of the branch this step belongs to"),
-        "needsMoreThoughts": _flag("Whether the estimate turned out too low"),
+        "thought": _TEXT | {"description": "This step, in full sentences"},
+        "thoughtNumber": _COUNT | {"description": "The number of this step, from 1"},
+        "totalThoughts": _COUNT | {"description": "How many steps there will be, as it looks now"},
+        "nextThoughtNeeded": _FLAG | {"description": "Whether another step follows this one"},
+        "isRevision": _FLAG | {"description": "Whether this step corrects an earlier one"},
+        "revisesThought": _COUNT | {"description": "The number of the step that is corrected"},
+        "branchFromThought": _COUNT | {"description": "The number of the step that a new branch leaves from"},
+        "branchId": _TEXT | {"description": "The name of the branch this step belongs to"},
+        "needsMoreThoughts": _FLAG | {"description": "Whether the estimate turned out too low"},
     },
     "required": ["thought", "thoughtNumber", "totalThoughts", "nextThoughtNeeded"],
     "additionalProperties": False,
@@ -84,11 +76,11 @@ INPUT_SCHEMA: Json = {
 OUTPUT_SCHEMA: Json = {
     "type": "object",
     "properties": {
-        "thoughtNumber": {"type": "integer", "minimum": 1},
-        "totalThoughts": {"type": "integer", "minimum": 1},
-        "nextThoughtNeeded": {"type": "boolean"},
+        "thoughtNumber": _COUNT,
+        "totalThoughts": _COUNT,
+        "nextThoughtNeeded": _FLAG,
         "branches": {"type": "array", "items": {"type": "string"}},
-        "thoughtHistoryLength": {"type": "integer", "minimum": 1},
+        "thoughtHistoryLength": _COUNT,
     },
     "required": ["thoughtNumber", "totalThoughts", "nextThoughtNeeded", "branches", "thoughtHistoryLength"],
     "additionalProperties": False,

@@ -35,8 +35,7 @@ class ManagerConnection:
     server gets to exit, or what is left of the turn's time if that is less.
     """
 
-    report_s = 0.0
-    """Seconds that `open` waits beyond its time limit; above 0 if the manager applies the limit itself."""
+    report_s = 0.0  # how long `open` waits beyond its time limit; above 0 if the manager applies it itself
 
     def __init__(self, manager: Any, server: m.ServerName, note: Note) -> None:
         self._manager = manager
@@ -211,14 +210,10 @@ def connect_manager(manager: Any, server: m.ServerName) -> Connect:
     return lambda note: ManagerConnection(manager, server, note)
 
 
-_REPORT_S = 0.45
-"""Seconds that `open` waits after the time limit of `connect_session`, which then reports its timeout."""
-
-
 class OverriddenManagerConnection(ManagerConnection):
     """One session with an `MCPManager` of which a program has overridden some methods."""
 
-    report_s = _REPORT_S
+    report_s = 0.45
 
     def __init__(self, manager: MCPManager, note: Note) -> None:
         super().__init__(manager, manager.server_name, note)
