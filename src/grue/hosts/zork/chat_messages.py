@@ -65,7 +65,8 @@ class Sampling(TypedDict, total=False):
 def model_settings(model: str, sampling: Sampling) -> ModelSettings:
     """Return the settings of a model. A single `stop` text becomes a tuple."""
     stop = sampling.get("stop") or ()
-    chosen: dict[str, Any] = {**sampling, "stop": (stop,) if isinstance(stop, str) else tuple(stop)}
+    alone = isinstance(stop, str) or not isinstance(stop, Iterable)
+    chosen: dict[str, Any] = {**sampling, "stop": (stop,) if alone else tuple(stop)}
     return ModelSettings(model=model, **chosen)
 
 
@@ -163,7 +164,8 @@ def _reply(message: ChatMessage) -> Reply:
 
 
 def _calls(message: ChatMessage) -> Iterator[m.ToolCall]:
-    for call in message.get("tool_calls") or ():
+    calls = message.get("tool_calls") or ()
+    for call in calls if isinstance(calls, list | tuple) else (calls,):
         match call:
             case {"id": str(call_id), "function": {"name": str(name), "arguments": str(arguments)}}:
                 yield m.ToolCall(call_id=m.CallId(call_id), name=name, arguments=arguments)

@@ -253,7 +253,7 @@ def _choice(tool_choice: str | Mapping[str, Any] | None, conversation: EncodedCo
 
 
 def _answer(response_format: Mapping[str, Any] | None) -> m.AnswerSchema | None:
-    shape = (response_format or {}).get("json_schema")
+    shape = response_format.get("json_schema") if isinstance(response_format, Mapping) else None
     if not isinstance(shape, Mapping) or not isinstance(shape.get("schema"), Mapping):
         return None
     return m.AnswerSchema(str(shape.get("name") or "answer"), dict(shape["schema"]))

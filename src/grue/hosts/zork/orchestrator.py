@@ -511,31 +511,28 @@ class ZorkOrchestratorV2:
 
     def _process_turn(self) -> bool:
         """Play one turn and return `True`; `False`: the episode is over."""
+        state = self.game_state
         try:
-            return self._play_turn()
+            if not self._started:
+                self._start()
+                self._see_whether_it_ends()
+            if self._end is not None:
+                return False
+            state.turn += 1
+            seen = state.observation
+            self._note(_observed(state.turn, seen))
+            decided = self._decide(seen)
+            self._note(decided)
+            memory = self._play(decided)
+            if memory is not None:
+                self._note(memory)
+            self._see_whether_it_ends()
         except KeyboardInterrupt:
             self._ends("interrupted", "interrupted by Ctrl-C")
             raise
         except MCPError as error:
             self._ends("failed", str(error))
             raise
-
-    def _play_turn(self) -> bool:
-        state = self.game_state
-        if not self._started:
-            self._start()
-            self._see_whether_it_ends()
-        if self._end is not None:
-            return False
-        state.turn += 1
-        seen = state.observation
-        self._note(_observed(state.turn, seen))
-        decided = self._decide(seen)
-        self._note(decided)
-        memory = self._play(decided)
-        if memory is not None:
-            self._note(memory)
-        self._see_whether_it_ends()
         return True
 
     def _decide(self, seen: Observation) -> facts.Decided:

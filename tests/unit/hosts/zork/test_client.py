@@ -299,6 +299,7 @@ def test_every_text_is_sent_in_its_order(said: list[tuple[str, str]]) -> None:
         ({"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}, "all three are texts"),
         ({"role": "assistant", "tool_calls": ["think"]}, "all three are texts"),
         ("Hello.", "Each of the messages is a dictionary"),
+        ({"role": "assistant", "tool_calls": 5}, "Each of an assistant's 'tool_calls' has"),
     ],
 )
 def test_what_cannot_be_sent_is_refused(message: Any, complaint: str) -> None:
@@ -306,6 +307,16 @@ def test_what_cannot_be_sent_is_refused(message: Any, complaint: str) -> None:
     with pytest.raises(MCPError, match=complaint):
         llm.chat_completions_create("m", [message])
     assert bodies == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"), [({"stop": 5}, "stop"), ({"response_format": "json"}, "400")]
+)
+def test_a_setting_of_a_wrong_type_is_refused(setting: dict[str, Any], complaint: str) -> None:
+    with ScriptedLlmServer([error_reply(400, "response_format is not an object")] * 3) as server:
+        llm = LLMClient(base_url=server.base_url, sleep=lambda _: None)
+        with pytest.raises(MCPError, match=complaint):
+            llm.chat_completions_create("m", HELLO, **setting)
 
 
 def test_text_parts_are_joined() -> None:

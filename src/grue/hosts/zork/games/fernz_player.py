@@ -128,14 +128,12 @@ def main() -> int:
     sys.stdin.reconfigure(encoding="ascii", errors="replace")  # type: ignore[union-attr]
     sys.stdout.reconfigure(encoding="ascii", errors="replace")  # type: ignore[union-attr]
     parser = argparse.ArgumentParser(add_help=False)
-    for flag in ("-m", "-p", "-q"):  # options of dfrotz that have no effect here
-        parser.add_argument(flag, action="store_true")
     parser.add_argument("-w", type=int, default=80)
     parser.add_argument("-h", type=int, default=25)
     parser.add_argument("-s", type=int, default=0)
     parser.add_argument("-R")
     parser.add_argument("story")
-    options = parser.parse_args()
+    options, _ = parser.parse_known_args()  # dfrotz's options -m, -p and -q have no effect here
     try:
         _Player(options.story, seed=options.s, columns=options.w, rows=options.h).play()
     except (ExecutionError, NotImplementedError, ValueError, OSError, MemoryError) as error:

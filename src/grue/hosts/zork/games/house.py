@@ -692,15 +692,11 @@ class HouseGame:
     fingerprint: Final = "house 1"
 
     def __init__(self) -> None:
-        self._begin(0)
-
-    def _begin(self, seed: int) -> None:
-        self._state = State(seed=seed)
-        self._case = case_for(seed)
+        self.reset()
 
     def reset(self, seed: int = 0) -> Observation:
         """Start a new game in the seed's variation of the house."""
-        self._begin(seed)
+        self._state, self._case = State(seed=seed), case_for(seed)
         return self._observe(f"{HOUSE.opening}\n\n{describe(self._state, self._case)}")
 
     def step(self, command: str) -> Observation:
