@@ -77,16 +77,8 @@ class Document:
         said = "\n".join(f"{self.place(problem.keys)}{problem.text}" for problem in problems)
         return MCPConfigError(said, path=str(self.path), line=self.line(problems[0].keys), problems=problems)
 
-
-class YamlDocument(Document):
-    """A parsed YAML file."""
-
-    def line(self, keys: KeyPath) -> int:
-        """Return the line of a value, or of the nearest enclosing value; 1 if no line is known."""
-        return super().line(keys) or 1
-
     def convert(self, kind: type[T]) -> T:
-        """Return the document as a Struct of this type; an empty document gives the Struct's defaults."""
+        """Return a YAML document as a Struct of this type; an empty one gives the Struct's defaults."""
         try:
             return msgspec.convert({} if self.value is None else self.value, kind)
         except msgspec.ValidationError as error:
@@ -366,7 +358,7 @@ def _advice(text: str, position: int) -> str:
 _TRAILING_COMMA = re.compile(r",\s*[}\]]")
 
 
-def read_yaml(path: str | PathLike[str]) -> YamlDocument:
+def read_yaml(path: str | PathLike[str]) -> Document:
     """Read a YAML file.
 
     Raises:
@@ -381,7 +373,7 @@ def read_yaml(path: str | PathLike[str]) -> YamlDocument:
     return parse_yaml(read_config_text(path, if_missing=missing), path)
 
 
-def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
+def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> Document:
     """Parse `text`, the part of the file `path` that begins in the line `first_line`."""
     try:
         import yaml
@@ -405,7 +397,7 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> YamlDocument:
         raise file_error(path, "is not usable: it is nested too deeply.") from error
     reading = _Reading(path, first_line)
     value = None if root is None else reading.value(root, ())
-    return YamlDocument(path, value, lambda: reading.lines)
+    return Document(path, value, lambda: reading.lines or {(): first_line})
 
 
 def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:

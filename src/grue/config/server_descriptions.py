@@ -370,7 +370,7 @@ class _Entry:
         env = {}
         for key, text in {**program.env, **over.env}.items():
             _named(key, _VARIABLE)
-            if not fill.is_absent(text):
+            if fill.several(text):
                 env[key] = fill.one(text)
         if not command:
             raise MCPConfigError("The bundle's manifest names no command.")
@@ -520,12 +520,9 @@ class _Fill:
         return _EXPRESSION.sub(lambda found: ",".join(self._value(found[1])), text)
 
     def several(self, text: str) -> tuple[str, ...]:
+        """Return the values of a text, of which there may be several, or none, if it is one `${...}`."""
         whole = _EXPRESSION.fullmatch(text)
         return self._value(whole[1]) if whole else (self.one(text),)
-
-    def is_absent(self, text: str) -> bool:
-        whole = _EXPRESSION.fullmatch(text)
-        return whole is not None and not self._value(whole[1])
 
     def _value(self, inside: str) -> tuple[str, ...]:
         if inside in self._folders:

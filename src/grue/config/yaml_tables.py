@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from grue.config.documents import KeyPath, YamlDocument, dotted
+from grue.config.documents import Document, KeyPath, dotted
 from grue.config.mcp_servers import MCPConfig, tool_servers
 from grue.config.policy_tables import read_tool_policy
 from grue.config.settings import AgentSampling, GameConfiguration
@@ -47,7 +47,7 @@ class ServersTable(Struct, kw_only=True, forbid_unknown_fields=True):
     config_file: str | None = None
 
 
-def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSettings:
+def model_of(document: Document, keys: KeyPath, table: ModelTable) -> LlmSettings:
     """Return a model's settings, with the API key from the environment; `keys` leads to `table`."""
     sampling = {"temperature": table.temperature, "top_p": table.top_p, "max_tokens": table.max_tokens}
     chosen = {"agent_model": table.name, "client_base_url": table.base_url}
@@ -68,7 +68,7 @@ def model_of(document: YamlDocument, keys: KeyPath, table: ModelTable) -> LlmSet
 
 
 def servers_of(
-    document: YamlDocument, keys: KeyPath, table: ServersTable
+    document: Document, keys: KeyPath, table: ServersTable
 ) -> tuple[dict[str, McpServer], frozenset[str]]:
     """Return the servers in the order of the file, and the names of the servers that may fail to connect."""
     if table.config_file is not None:
@@ -108,7 +108,7 @@ def _read_entries(
     return tool_servers(config, place)
 
 
-def policy_of(document: YamlDocument, keys: KeyPath, table: Mapping[str, Any]) -> ToolPolicy:
+def policy_of(document: Document, keys: KeyPath, table: Mapping[str, Any]) -> ToolPolicy:
     """Return the policy that a table describes; `keys` leads to it in the document."""
     try:
         return read_tool_policy(table)
@@ -117,7 +117,7 @@ def policy_of(document: YamlDocument, keys: KeyPath, table: Mapping[str, Any]) -
         raise document.error((*keys, *inner), f"{dotted(keys)}: {text}") from error
 
 
-def _is_required(document: YamlDocument, keys: KeyPath, name: str, entry: dict[str, Any]) -> bool:
+def _is_required(document: Document, keys: KeyPath, name: str, entry: dict[str, Any]) -> bool:
     required = entry.get("required", True)
     if not isinstance(required, bool):
         where = (*keys, "servers", name, "required")

@@ -5,6 +5,7 @@ that confines the child between `fork` and `exec` would not be safe while grue h
 """
 
 import contextlib
+import itertools
 import os
 import queue
 import resource
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import warnings
 from _thread import allocate_lock, start_new_thread
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
 
@@ -156,42 +157,30 @@ def remove_folder(folder: str) -> None:
         return
     os.chmod(folder, 0o700)  # noqa: PTH101
     top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    prefix, count = f"{secrets.token_hex(8)}-", 0
+    free = map(f"{secrets.token_hex(8)}-{{}}".format, itertools.count())
     try:
         while names := os.listdir(top):  # noqa: PTH208 - `Path` cannot list an open folder
             for name in names:
                 try:
                     os.unlink(name, dir_fd=top)
-                    continue
                 except (IsADirectoryError, PermissionError):
-                    inner = _unlocked(name, top)
-                count = _empty(inner, top, prefix, count)
-                os.rmdir(name, dir_fd=top)
+                    _empty(name, top, free)
+                    os.rmdir(name, dir_fd=top)
         os.rmdir(folder)  # noqa: PTH106
     finally:
         os.close(top)
 
 
-def _empty(folder: int, target: int, prefix: str, count: int) -> int:
-    """Move all entries of `folder` to `target`, as `prefix` and a number; return the last number.
-
-    The numbers begin at `count` + 1. `folder` and `target` are descriptors; `folder` is closed.
-    """
+def _empty(name: str, top: int, free: Iterator[str]) -> None:
+    """Move all entries of the folder `name` in the open folder `top` into `top`, with names from `free`."""
+    folder = _unlocked(name, top)
     try:
-        for name in os.listdir(folder):
-            count += 1
-            _move(name, folder, f"{prefix}{count}", target)
+        for each in os.listdir(folder):  # noqa: PTH208
+            with contextlib.suppress(NotADirectoryError):
+                os.close(_unlocked(each, folder))  # moving a folder needs the permission to write in it
+            os.rename(each, next(free), src_dir_fd=folder, dst_dir_fd=top)
     finally:
         os.close(folder)
-    return count
-
-
-def _move(name: str, source: int, other: str, target: int) -> None:
-    try:
-        os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
-    except PermissionError:  # `name` is a folder without the permission to write in it, which moving needs
-        os.close(_unlocked(name, source))
-        os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
 
 
 def _unlocked(name: str, folder: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Struct, field
 
 from grue import StdioServer, ToolRule
-from grue.config.documents import YamlDocument
+from grue.config.documents import Document
 from grue.config.yaml_tables import ModelTable, ServersTable, model_of, policy_of, servers_of
 from grue.errors import MCPConfigError
 from grue.hosting import read_yaml
@@ -23,7 +23,7 @@ class Desk(Struct, forbid_unknown_fields=True):
     rules: dict[str, Any] = field(default_factory=dict)
 
 
-def desk(folder: Path, text: str) -> tuple[YamlDocument, Desk]:
+def desk(folder: Path, text: str) -> tuple[Document, Desk]:
     path = folder / "desk.yaml"
     path.write_text(text)
     document = read_yaml(path)

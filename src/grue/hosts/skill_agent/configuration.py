@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 
 from grue import LlmSettings, ShellTool, ToolPolicy
-from grue.config.documents import YamlDocument
+from grue.config.documents import Document
 from grue.config.yaml_tables import ModelTable, ServersTable, model_of, policy_of, servers_of
 from grue.errors import MCPConfigError
 from grue.field_checks import check_settings, shown
@@ -200,7 +200,7 @@ def load_config(path: str | PathLike[str]) -> AgentConfig:
     )
 
 
-def _shell(document: YamlDocument, table: _AgentTable, folder: Path) -> dict[str, ToolServer]:
+def _shell(document: Document, table: _AgentTable, folder: Path) -> dict[str, ToolServer]:
     shell = table.shell
     if shell is None:
         return {}

@@ -69,20 +69,16 @@ def read_skill(path: Path) -> Skill:
     table = front.value if isinstance(front.value, dict) else {}
     name, description = table.get("name", path.parent.name), table.get("description")
     if not is_skill_name(name):
-        raise _malformed(
-            path,
-            front.line(("name",)) if "name" in table else 2,
-            "name should be of lower-case letters, digits and single hyphens, at most 64",
-        )
+        fault = "name should be of lower-case letters, digits and single hyphens, at most 64."
+        raise front.error(("name",), fault)
     if not isinstance(description, str) or not 0 < len(description.strip()) <= 1024:
-        line = front.line(("description",)) if "description" in table else 2
-        raise _malformed(path, line, "description should be a text of 1 to 1024 characters")
+        raise front.error(("description",), "description should be a text of 1 to 1024 characters.")
     return Skill(
         name=name,
         description=" ".join(description.split()),
         folder=path.parent.absolute(),  # its files are read later, perhaps in another working directory
         text=text,
-        allowed=_allowed(table.get("allowed-tools"), path, front.line(("allowed-tools",))),
+        allowed=_allowed(table.get("allowed-tools"), front),
     )
 
 
@@ -91,7 +87,7 @@ def is_skill_name(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and len(name) <= 64 and _NAME.fullmatch(name) is not None
 
 
-def front_matter(text: str, path: Path) -> tuple[documents.YamlDocument, str]:
+def front_matter(text: str, path: Path) -> tuple[documents.Document, str]:
     """Return the front matter of a `SKILL.md`, and the Markdown after it; an error names the line."""
     # `splitlines` would also split at form feeds and the like, which belong to the text.
     lines = text.replace("\r\n", "\n").split("\n")
@@ -152,13 +148,14 @@ def _text(path: Path) -> str:
         raise _malformed(path, 1, f"it cannot be read: {os_cause(error)}") from error
 
 
-def _allowed(value: object, path: Path, line: int) -> tuple[AllowedTool, ...] | None:
+def _allowed(value: object, front: documents.Document) -> tuple[AllowedTool, ...] | None:
     if value is None:
         return None
     texts = value if isinstance(value, list) else [value]
     found = [match for text in texts if isinstance(text, str) for match in _ENTRY.finditer(text)]
     if not all(isinstance(text, str) for text in texts):
-        raise _malformed(path, line, "allowed-tools should be names with spaces between them, or a list")
+        fault = "allowed-tools should be names with spaces between them, or a list."
+        raise front.error(("allowed-tools",), fault)
     return tuple(AllowedTool(match[1], match[2] is not None) for match in found)
 
 

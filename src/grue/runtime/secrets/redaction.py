@@ -198,22 +198,20 @@ class _SecretIndex(NamedTuple):
 
     def may_match(self, written: bytes) -> bool:
         """Return whether a text may hold a secret, or one cut by an ellipsis. Only `False` is certain."""
-        for probe in self.probes:
-            if probe in written:
-                return True
-        if self.long_probes and self.shortest_run in written.translate(_LETTERS):
-            for probe in self.long_probes:
-                if probe in written:
-                    return True
+        has = written.__contains__
+        if any(map(has, self.probes)):
+            return True
+        has_run = bool(self.long_probes) and self.shortest_run in written.translate(_LETTERS)
+        if has_run and any(map(has, self.long_probes)):
+            return True
         has_escape = b"\\" in written and (b"\\n" in written or b"\\r" in written)
         if self.in_lines and (has_escape or b"\n" in written or b"\r" in written):
             if len(written) > _SHORT_TEXT:
                 return _CUT in written or _FULL_LINE in written.translate(_LINES)
             # A short text may be a piece that begins in the middle of an encoded line: the rest of that line
             # may be too short for `_FULL_LINE`.
-            for probe in self.in_lines:
-                if probe in written:
-                    return True
+            if any(map(has, self.in_lines)):
+                return True
         return _CUT in written and bool(self.secrets)
 
 
@@ -255,11 +253,8 @@ class Redaction:
     def may_contain_secrets(self, written: bytes) -> bool:
         """Return whether a text may contain a secret or a credential. Quick: only its `False` is certain."""
         if len(written) <= _PIECE:
-            # The checks of `may_contain_credentials` are repeated here, because calling it would be slower.
-            if self._index.secrets and self._index.may_match(written):
-                return True
-            lowered = written.lower()
-            return b"authorization" in lowered or b"api-key" in lowered or b"bearer " in lowered
+            index = self._index
+            return bool(index.secrets and index.may_match(written)) or may_contain_credentials(written)
         probes = (*self._index.probes, *self._index.long_probes)
         reach = max(map(len, probes), default=0) + MAX_HEADER_BYTES
         pieces = (written[start : start + _PIECE + reach] for start in steps(len(written), _PIECE))

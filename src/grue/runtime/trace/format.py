@@ -19,7 +19,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import as_path
-from grue.runtime.large_data import STEP, count_of
+from grue.runtime.large_data import count_of
 from grue.runtime.safe_text import beginning, printable
 
 # Readers accept all older formats, too. Format 1 had no payloads. New fields and new kinds of notes need no
@@ -195,10 +195,7 @@ def check_numbers(path: Path, number: int, line: TraceLine, after: int) -> None:
 
 def is_deeper(text: bytes, levels: int) -> bool:
     """Return whether a JSON text is nested deeper than `levels`."""
-    if len(text) <= STEP:  # as most texts are; here two calls of `count` are faster than `count_of`
-        if text.count(b"[") + text.count(b"{") <= levels:
-            return False
-    elif count_of(text, "[{") <= levels:
+    if count_of(text, "[{") <= levels:
         return False
     steps = array("b", _STRINGS.sub(b"", text).translate(_STEPS, _NO_BRACKETS))
     depth = 0
