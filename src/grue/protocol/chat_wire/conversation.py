@@ -98,7 +98,7 @@ def _as_before(tool: m.ToolDefinition, before: m.ToolDefinition | None) -> m.Too
     return replace(tool, input_schema=before.input_schema)
 
 
-def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
+def _in_valid_text(reply: w.Reply, wire: w.WireFormat) -> w.Reply:
     """Return the reply without lone surrogates, and with thoughts in its text moved to its `reasoning`."""
     content, refusal, reasoning = (
         text if text is None else well_formed(text)
@@ -108,7 +108,7 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
     if content is not None:
         thoughts, rest = split_thoughts(content)
         if rest != content:
-            echo = _without_text(echo, profile)
+            echo = {} if wire.echoes_text else echo
             content, reasoning = rest, "\n".join(filter(None, (reasoning, thoughts))) or None
     return replace(reply, content=content or None, refusal=refusal, reasoning=reasoning, echo=echo)
 
@@ -116,11 +116,6 @@ def _in_valid_text(reply: w.Reply, profile: WireProfile) -> w.Reply:
 def _has_thoughts(echo: m.Echo) -> bool:
     wire = FORMATS.get(echo.wire)  # `None`: a later version of grue has written the conversation's file
     return wire is None or wire.has_thoughts(echo.data)
-
-
-def _without_text(echo: m.JsonObject, profile: WireProfile) -> m.JsonObject:
-    """Return a reply's `echo` after its text was changed: `{}` if echoes of this format contain the text."""
-    return {} if FORMATS[profile.wire].echoes_text else echo
 
 
 class EncodedConversation:
@@ -255,7 +250,7 @@ class EncodedConversation:
             reply = w.as_it_ended(reply) if isinstance(reply, w.Reply) else reply
             if isinstance(reply, Fault):
                 return reply
-            reply = _in_valid_text(reply, self.profile)
+            reply = _in_valid_text(reply, self.format)
             return self._with_written_calls(reply, text_tool_calls, request, used_ids)
         except w.UNREADABLE as error:
             return w.no_completion(f"it cannot be read ({type(error).__name__})")
@@ -284,7 +279,7 @@ class EncodedConversation:
             reply,
             content=found.before or None,
             tool_calls=calls,
-            echo=_without_text(reply.echo, self.profile),
+            echo={} if self.format.echoes_text else reply.echo,
             written=written,
         )
 
@@ -310,7 +305,7 @@ class EncodedConversation:
         entries = self.history.entries if self.history.attached else []
         for at in range(len(entries) - 1, -1, -1):
             entry = entries[at]
-            if isinstance(entry, m.Said) and w.has_attachments(entry.items, self._accepted):
+            if isinstance(entry, m.Said) and any(w.sent(each, self._accepted) for each in entry.items):
                 return at
         return None
 

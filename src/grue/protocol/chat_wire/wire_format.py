@@ -304,9 +304,9 @@ class NamedResult(m.ToolMessage, frozen=True):
 WireItem: TypeAlias = m.SystemText | m.UserText | m.AssistantText | NamedResult | Shown
 
 
-def sent(message: m.ToolMessage | m.UserText, profile: WireProfile) -> tuple[m.Attachment, ...]:
+def sent(item: m.ConversationItem, profile: WireProfile) -> tuple[m.Attachment, ...]:
     """Return those attachments of a message whose kind the endpoint accepts."""
-    return tuple(each for each in message.attachments if each.kind in profile.inputs)
+    return tuple(each for each in getattr(item, "attachments", ()) if each.kind in profile.inputs)
 
 
 def result_text(message: m.ToolMessage | m.UserText, profile: WireProfile, *, shown: str = "") -> str:
@@ -358,11 +358,6 @@ def without_attachments(items: Iterable[m.ConversationItem]) -> tuple[m.Conversa
             item = replace(item, content=item.content + lines, attachments=())
         stripped.append(item)
     return tuple(stripped)
-
-
-def has_attachments(items: Iterable[m.ConversationItem], profile: WireProfile) -> bool:
-    """Return whether any of the items has an attachment that the endpoint accepts."""
-    return any(isinstance(item, m.ToolMessage | m.UserText) and sent(item, profile) for item in items)
 
 
 def data_url(attachment: m.Attachment) -> str:
@@ -498,10 +493,12 @@ class WireFormat(Protocol):
     ) -> bytes:
         """Encode a list of tools; `b""` if there are no tools, because endpoints refuse an empty list."""
         encoded: list[m.JsonObject] = []
+        most = profile.max_description_chars
         for tool in tools:
-            short = shortened(tool, profile.max_description_chars)
-            function = openai_tool(short, name=names.to_wire(tool.name))["function"]
-            encoded.append(self.tool(as_object(function)))
+            function = as_object(openai_tool(tool, name=names.to_wire(tool.name))["function"])
+            if most is not None and len(tool.description) > most:
+                function["description"] = f"{tool.description[: most - 1]}…"
+            encoded.append(self.tool(function))
         return to_json(encoded) if encoded else b""
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
@@ -548,13 +545,6 @@ def marked_pieces(item: m.SystemText | m.UserText, marked: bool) -> list[tuple[s
 
 def _is_blank(text: str) -> bool:
     return not text or text.isspace()  # `strip` would copy the text, which may be megabytes long
-
-
-def shortened(tool: m.ToolDefinition, max_chars: int | None) -> m.ToolDefinition:
-    """Return the tool with its description cut to `max_chars`; `None`: no limit."""
-    if max_chars is None or len(tool.description) <= max_chars:
-        return tool
-    return replace(tool, description=f"{tool.description[: max_chars - 1]}…")
 
 
 def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:

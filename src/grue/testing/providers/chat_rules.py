@@ -338,7 +338,7 @@ def misspelt(where: str, name: str) -> Iterator[str]:
 def _order(messages: list[Json]) -> Iterator[str]:
     open_ids: list[str] = []
     seen: set[str] = set()
-    for index, message in enumerate(messages):
+    for index, message in enumerate([*messages, {}]):
         if message.get("role") == "tool":
             if message.get("tool_call_id") not in open_ids:
                 yield (
@@ -349,20 +349,15 @@ def _order(messages: list[Json]) -> Iterator[str]:
             open_ids.remove(message["tool_call_id"])
             continue
         if open_ids:
-            yield _unanswered(open_ids)
+            yield (
+                "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+                "'tool_call_id'. The following tool_call_ids did not have response messages: "
+                f"{', '.join(open_ids)}"
+            )
         open_ids = [call.get("id", "") for call in message.get("tool_calls") or ()]
         if seen & set(open_ids) or len(set(open_ids)) < len(open_ids):
             yield f"messages[{index}]: duplicate tool call ids"
         seen |= set(open_ids)
-    if open_ids:
-        yield _unanswered(open_ids)
-
-
-def _unanswered(ids: list[str]) -> str:
-    return (
-        "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
-        f"'tool_call_id'. The following tool_call_ids did not have response messages: {', '.join(ids)}"
-    )
 
 
 def _markers(messages: list[Json], rules: ProviderRules) -> Iterator[str]:

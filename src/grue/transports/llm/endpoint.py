@@ -91,7 +91,6 @@ def _key_setting(base_url: str, key: str | None, environ: Mapping[str, str]) -> 
     return next(held, "api_key")
 
 
-_CLOSE_TIMEOUT_S = 1.0
 _LIST_TIMEOUT_S = 5.0  # short, because a turn can do without the list of models
 _FILE_TIMEOUT_S = 3600.0
 
@@ -340,7 +339,7 @@ class LlmEndpoint:
         connections.entered -= 1
         if not connections.entered:
             self._connections.set(None)
-            with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+            with anyio.move_on_after(http.CLOSE_TIMEOUT_S, shield=True):
                 await connections.close()
 
     async def prepare(self) -> None:
@@ -411,7 +410,7 @@ class LlmEndpoint:
                     async for piece in _body_of(reply, until, most_bytes):
                         yield piece
                 finally:
-                    with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+                    with anyio.move_on_after(http.CLOSE_TIMEOUT_S, shield=True):
                         await reply.close()
             except (TimeoutError, http.ExchangeError) as error:
                 # A timeout before `until` was that of the first byte or of one piece: `retry.timeout_s`.
@@ -463,8 +462,6 @@ class LlmEndpoint:
 
         With `tools`, only endpoints that take tools count; if none does, `self`. `now_s`: the loop's time.
         """
-        if len(self.chain) == 1:
-            return self
         return self.after((), now_s, tools=tools) or self
 
     def of_chain(self, asked: m.ModelAsked | None) -> LlmEndpoint:

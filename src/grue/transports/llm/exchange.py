@@ -403,7 +403,7 @@ _HEAD_BYTES = 256  # how much of a body is searched for the beginning of a JSON 
 _MOST_OF_REFUSAL = 2**20  # no more of an error's body is read: its message is at the beginning
 _REFUSAL_TIMEOUT_S = 10.0
 _UPLOADED_BYTES = 256 * 2**10
-_CLOSE_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
 _USE_UP_TIMEOUT_S = 0.1
 _MOST_AFTER_WHOLE_S = 5.0  # how long to wait for more, such as token counts, once a reply is complete
 _COST_HEADER = "x-litellm-response-cost"
@@ -500,7 +500,7 @@ async def _exchanged(
             try:
                 return await _received(reply, patience, streamed, begun)
             finally:
-                with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
+                with anyio.move_on_after(CLOSE_TIMEOUT_S, shield=True):
                     await reply.close()
     except _TooSlow as slow:
         words, setting = slow.args
