@@ -68,11 +68,13 @@ _KIMI_CALL = re.compile(
     r"\s*<\|tool_call_begin\|>\s*(?:functions\.)?(?P<name>[\w.\-/]{1,200})(?::\d{1,6})?\s*"
     r"<\|tool_call_argument_begin\|>"
 )
+_KIMI_END = re.compile(r"<\|tool_call_end\|>")
+_KIMI_FRAME = re.compile(r"\s*<\|tool_calls_section_(?:begin|end)\|>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,200})>")
 _DEEPSEEK_CALL = re.compile(
     r"\s*<[\uff5c|]tool[\u2581_]call[\u2581_]begin[\uff5c|]>(?:function<[\uff5c|]tool[\u2581_]sep[\uff5c|]>)?"
+    r"(?P<name>[\w.\-/:]{1,200})\s*(?:<[\uff5c|]tool[\u2581_]sep[\uff5c|]>)?\s*(?:```json\s)?\s*"
 )
-_DEEPSEEK_SEP = re.compile(r"\s*(?:<[\uff5c|]tool[\u2581_]sep[\uff5c|]>)?\s*(?:```json\s)?\s*")
 _DEEPSEEK_END = re.compile(r"<[\uff5c|]tool[\u2581_]call[\u2581_]end[\uff5c|]>")
 _DEEPSEEK_FRAME = re.compile(r"\s*<[\uff5c|]tool[\u2581_]calls[\u2581_](?:begin|end)[\uff5c|]>")
 
@@ -435,38 +437,24 @@ def _harmony(text: str, at: int, _tools: _Tools) -> _Found:
     return calls, len(text) if rest in ("", *_ENDS) else last
 
 
-def _deepseek(text: str, at: int, _tools: _Tools) -> _Found:
+def _framed(
+    text: str, at: int, call: re.Pattern[str], end: re.Pattern[str], frame: re.Pattern[str], *, closed: bool
+) -> _Found:
+    """Return calls between two `frame` tags; the last may be missing unless it must be `closed`."""
     calls: list[WrittenCall] = []
-    frame = _DEEPSEEK_FRAME.match(text, at)
-    at = frame.end() if frame else at
-    while (opening := _DEEPSEEK_CALL.match(text, at)) is not None:
-        name = _NAME.match(text, opening.end())
-        begun = None if name is None else _DEEPSEEK_SEP.match(text, name.end())
-        ending = None if begun is None else _DEEPSEEK_END.search(text, begun.end())
-        if name is None or begun is None or ending is None:
+    begun = frame.match(text, at)
+    at = begun.end() if begun else at
+    while (opening := call.match(text, at)) is not None:
+        ending = end.search(text, opening.end())
+        if ending is None:
             raise _Unreadable
-        said = text[begun.end() : ending.start()].rstrip().removesuffix("```")
-        calls.append(WrittenCall(name[0], _object_text(said)))
+        said = text[opening.end() : ending.start()].rstrip().removesuffix("```")
+        calls.append(WrittenCall(opening["name"], _object_text(said)))
         at = ending.end()
-    if not calls:
+    closing = frame.match(text, at)
+    if not calls or (closed and closing is None):
         raise _Unreadable
-    frame = _DEEPSEEK_FRAME.match(text, at)
-    return calls, frame.end() if frame else at
-
-
-def _kimi(text: str, at: int, _tools: _Tools) -> _Found:
-    calls: list[WrittenCall] = []
-    at += len("<|tool_calls_section_begin|>")
-    while (opening := _KIMI_CALL.match(text, at)) is not None:
-        end = text.find("<|tool_call_end|>", opening.end())
-        if end < 0:
-            raise _Unreadable
-        calls.append(WrittenCall(opening["name"], _object_text(text[opening.end() : end])))
-        at = end + len("<|tool_call_end|>")
-    at, ending = past_space(text, at), "<|tool_calls_section_end|>"
-    if not calls or not text.startswith(ending, at):
-        raise _Unreadable
-    return calls, at + len(ending)
+    return calls, closing.end() if closing else at
 
 
 _READERS: dict[str, Callable[[str, int, _Tools], _Found]] = {
@@ -474,9 +462,11 @@ _READERS: dict[str, Callable[[str, int, _Tools], _Found]] = {
     "function": _function,
     "mistral": _mistral,
     "harmony": _harmony,
-    "deepseek": _deepseek,
+    "deepseek": lambda text, at, _tools: _framed(
+        text, at, _DEEPSEEK_CALL, _DEEPSEEK_END, _DEEPSEEK_FRAME, closed=False
+    ),
     "llama": lambda text, at, _tools: (_objects(text[at + len("<|python_tag|>") :].strip()), len(text)),
-    "kimi": _kimi,
+    "kimi": lambda text, at, _tools: _framed(text, at, _KIMI_CALL, _KIMI_END, _KIMI_FRAME, closed=True),
 }
 """Calls of other forms (`invoke`, `gemma`, `named`, `other`) are recognised, but are not read."""
 
