@@ -202,7 +202,7 @@ _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 
 _LARGE_WEIGHT = 16 * 2**10
 """A member of `_KEPT` with more weight counts in `ChatAssembler.held` each time it comes, so that the limit
-on `held` bounds the work. Of a lighter one, which many chunks repeat, only the last value counts."""
+on `held` bounds the work. A lighter one, which many chunks repeat, does not count."""
 
 _MOST_READ = 64 * 2**20  # characters that `_is_complete` parses for one reply; repeated parsing counts again
 _CHUNK = frozenset({"choices", "error", "usage", "model", "object", "created"})
@@ -250,7 +250,6 @@ class ChatAssembler:
         self.finished = False
         self.held = 0
         self._top: m.JsonObject = {}
-        self._weights: dict[str, int] = {}
         self._texts: dict[str, list[str]] = {}
         self._calls = _Calls()
         self._details: list[object] = []
@@ -279,7 +278,8 @@ class ChatAssembler:
         chunk = intact(event.object, _CHUNK)
         for key in _KEPT:
             if chunk.get(key) is not None:
-                self._keep(key, chunk[key])
+                self._top[key], size = chunk[key], w.weight(chunk[key])
+                self.held += size if size > _LARGE_WEIGHT else 0
         if chunk.get("error"):
             self.finished = True
         choices = chunk.get("choices")
@@ -310,12 +310,6 @@ class ChatAssembler:
         choice |= {"token_ids": self._ids} if self._ids else {}
         choice |= {"logprobs": {"content": self._logprobs}} if self._logprobs else {}
         return to_json({**self._top, "choices": [choice]})
-
-    def _keep(self, key: str, value: object) -> None:
-        size = w.weight(value)
-        self.held += size if size > _LARGE_WEIGHT else size - self._weights.get(key, 0)
-        self._weights[key] = size if size <= _LARGE_WEIGHT else 0
-        self._top[key] = value
 
     def _add(self, choice: m.JsonObject) -> Iterable[w.Delta]:
         intact(choice, _CHOICE)

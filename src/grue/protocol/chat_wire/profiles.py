@@ -316,20 +316,13 @@ def _description(profile: WireProfile, words: str) -> WireProfile | None:
     return replace(profile, max_description_chars=int(length[1]))
 
 
-def _if_told(pattern: str, **change: object) -> Adaptation:
+def _if_told(
+    pattern: str, only: Callable[[WireProfile], bool] = lambda _: True, **change: object
+) -> Adaptation:
     def adapt(profile: WireProfile, words: str) -> WireProfile | None:
-        return replace(profile, **change) if says(pattern, words) else None
+        return replace(profile, **change) if only(profile) and says(pattern, words) else None
 
     return adapt
-
-
-def _names(profile: WireProfile, words: str) -> WireProfile | None:
-    return replace(profile, names="encoded") if profile.names == "learn" and says(_NAME, words) else None
-
-
-def _signatures(profile: WireProfile, words: str) -> WireProfile | None:
-    unsigned = profile.wire == "chat_completions" and says(_UNSIGNED, words)
-    return replace(profile, signs_calls=True) if unsigned else None
 
 
 def _max_tokens(profile: WireProfile, words: str) -> WireProfile | None:
@@ -393,9 +386,9 @@ _ADAPTATIONS: tuple[Adaptation, ...] = (  # the most specific adaptations are tr
     _other_wire,
     _description,
     _if_told(_TOOLS, tools_with_forced=True),
-    _names,
+    _if_told(_NAME, lambda profile: profile.names == "learn", names="encoded"),
     _if_told(_CALL_ID, call_ids=SHORT_CALL_IDS),  # 9 letters and digits suit every endpoint
-    _signatures,
+    _if_told(_UNSIGNED, lambda profile: profile.wire == "chat_completions", signs_calls=True),
     _max_tokens,
     _if_told("cache_control", cache_markers=0, given_cache_markers=0),
     _if_told(_ORDER, assistant_after_results=True),

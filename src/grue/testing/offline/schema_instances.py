@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from grue import messages as m
@@ -56,19 +57,10 @@ class _Maker:
 
     def make(self, schema: object, depth: int) -> object:
         for plain in self._alternatives(schema, depth):
-            try:
-                return self._make_plain(plain, depth)
             # A malformed schema may have a huge number (`OverflowError`), or a list in place of a name.
-            except (UnsatisfiableError, OverflowError, TypeError):
-                continue
+            with suppress(UnsatisfiableError, OverflowError, TypeError):
+                return self._make_plain(plain, depth)
         raise UnsatisfiableError("no alternative can be satisfied")
-
-    def _fits(self, value: object, schema: object, depth: int) -> bool:
-        """Return whether the schema certainly accepts the scalar `value`."""
-        try:
-            return any(_is_accepted(value, plain) for plain in self._alternatives(schema, depth))
-        except UnsatisfiableError:
-            return False
 
     def _alternatives(self, schema: object, depth: int) -> Iterator[m.JsonObject]:
         """Split `schema` into schemas of at most one type each, without unions and `$ref`, and yield them."""
@@ -81,16 +73,17 @@ class _Maker:
         for union in ("anyOf", "oneOf"):
             # Treat `oneOf` like `anyOf`: in practice its alternatives exclude each other by a type or a tag.
             if union in plain:
-                rest = _without(plain, union)
-                for choice in _of(list, plain[union]):
+                rest = {**plain}
+                choices = rest.pop(union)
+                for choice in choices if isinstance(choices, list) else ():
                     yield from self._alternatives(_joined(rest, choice), depth + 1)
                 return
         if "$ref" in plain:
-            joined = _joined(_without(plain, "$ref"), self._resolve(plain["$ref"]))
-            yield from self._alternatives(joined, depth + 1)
+            rest = {**plain}
+            reference = rest.pop("$ref")
+            yield from self._alternatives(_joined(rest, self._resolve(reference)), depth + 1)
         elif isinstance(plain.get("type"), list):
-            for kind in _of(list, plain["type"]):
-                yield {**plain, "type": kind}
+            yield from ({**plain, "type": kind} for kind in plain["type"])
         else:
             yield plain
 
@@ -128,7 +121,9 @@ class _Maker:
         made: m.JsonObject = {}
         for name in dict.fromkeys([*required, *properties]):
             inner = properties.get(name, schema.get("additionalProperties", True))
-            if name in self._wishes and self._fits(self._wishes[name], inner, depth + 1):
+            if name in self._wishes and any(
+                _is_accepted(self._wishes[name], plain) for plain in self._alternatives(inner, depth + 1)
+            ):
                 made[name] = self._wishes[name]
             elif name in required or len(made) < least:
                 made[name] = self.make(inner, depth + 1)
@@ -213,10 +208,6 @@ def _joined(schema: m.JsonObject, other: object) -> m.JsonObject | None:
         return None
     shared = (schema.keys() & added.keys()) - _ANNOTATIONS
     return {**schema, **added} if all(schema[key] == added[key] for key in shared) else None
-
-
-def _without(schema: m.JsonObject, key: str) -> m.JsonObject:
-    return {name: value for name, value in schema.items() if name != key}
 
 
 def _of(kind: type[T], value: object) -> T:
