@@ -84,7 +84,6 @@ class AnthropicAssembler:
         return self.finished or bool(self._message.get("stop_reason"))
 
     def feed(self, event: server_events.ServerEvent) -> Iterable[w.Delta]:
-        """Add the next event, and return its text. May raise `DamagedStream` or `OversizedStream`."""
         said = server_events.intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
         if kind not in _KINDS and event.kind in _KINDS:
@@ -114,7 +113,6 @@ class AnthropicAssembler:
         return ()
 
     def body(self) -> bytes:
-        """Return the message, as far as it has arrived, or the error in its place."""
         if not self._message or "error" in self._message:
             return to_json(self._message)
         return to_json({**self._message, "content": [block.whole() for block in self._blocks]})
@@ -274,12 +272,10 @@ class AnthropicMessages(w.WireFormat):
         return any(block.get("type") in _THOUGHTS for block in w.objects(echo.get(_CONTENT)))
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool as an entry of a request's list of tools."""
         schema = function.pop("parameters")
         return {**function, "input_schema": schema}
 
     def body(self, request: w.WireRequest) -> bytes:
-        """Return the body of a request."""
         tail = w.with_extra(_output(request), request.extra)
         if request.stream:
             tail["stream"] = True
@@ -290,7 +286,6 @@ class AnthropicMessages(w.WireFormat):
         return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
-        """Read the body of a reply."""
         if answer.get("error"):
             return fault_of_error(answer["error"])
         if not isinstance(answer.get("content"), list):

@@ -269,7 +269,6 @@ class ChatAssembler:
         return self.finished or self._finish is not None
 
     def feed(self, event: ServerEvent) -> Iterable[w.Delta]:
-        """Add the next chunk, and return its text. May raise `DamagedStream` or `OversizedStream`."""
         if event.text.strip() == "[DONE]":
             if self._finish is None:
                 raise DamagedStream("ends the reply, but no event gave it a finish_reason")
@@ -295,7 +294,6 @@ class ChatAssembler:
         return [delta for choice in w.listed(choices) for delta in self._add(_member(choice, "choice"))]
 
     def body(self) -> bytes:
-        """Return the completion so far, or the error, as the JSON of a reply that is not streamed."""
         message: m.JsonObject = {"role": "assistant"}
         message |= {key: "".join(pieces) for key, pieces in self._texts.items()}
         if self._details:
@@ -493,7 +491,6 @@ class ChatCompletions(w.WireFormat):
     def encode_items(
         self, items: Sequence[w.WireItem], marked: Collection[int], profile: WireProfile
     ) -> w.EncodedItems:
-        """Encode each item as a separate message."""
         encoded = (_message(item, position in marked, profile) for position, item in enumerate(items))
         return w.EncodedItems(messages=tuple(map(to_json, encoded)))
 
@@ -513,11 +510,9 @@ class ChatCompletions(w.WireFormat):
         return bool(echo)
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool as an entry of a request's list of tools."""
         return {"type": "function", "function": function}
 
     def body(self, request: w.WireRequest) -> bytes:
-        """Return the body of a request."""
         tail = w.with_extra(_answer(request.answer, request.profile), request.extra)
         if request.stream:
             options = {"include_usage": True, **w.as_object(tail.get("stream_options"))}

@@ -1,4 +1,4 @@
-"""The table of wire formats. The docstring of `wire_format.py` says how to add a format."""
+"""The table of wire formats."""
 
 from collections.abc import Mapping
 from typing import Literal

@@ -112,11 +112,9 @@ class ResponsesAssembler:
 
     @property
     def whole(self) -> bool:
-        """`True` if the last event, which holds the response or an error, has arrived."""
         return self.finished
 
     def feed(self, event: server_events.ServerEvent) -> Iterable[w.Delta]:
-        """Add the next event, and return its text. May raise `DamagedStream` or `OversizedStream`."""
         said = server_events.intact(event.object, _EVENT)
         kind = w.as_text(said.get("type")) or event.kind
         if kind not in _KINDS and event.kind in _KINDS:
@@ -351,12 +349,10 @@ class Responses(w.WireFormat):
         )
 
     def tool(self, function: m.JsonObject) -> m.JsonObject:
-        """Return a tool as an entry of a request's list of tools."""
         # The strict dialect, which is the default, cannot express every schema of an MCP server.
         return {"type": "function", **function, "strict": False}
 
     def body(self, request: w.WireRequest) -> bytes:
-        """Return the body of a request."""
         tail = w.with_extra(_answer(request.answer, request.profile), request.extra)
         if request.stream:
             tail["stream"] = True
@@ -365,7 +361,6 @@ class Responses(w.WireFormat):
         return w.encode_body(request, "input", _head(request), chosen, tail)
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
-        """Read the body of a reply."""
         if answer.get("error"):
             return fault_of_error(answer["error"])
         if not isinstance(answer.get("output"), list):

@@ -1,7 +1,11 @@
 """Convert JSON Schemas to OpenAI's strict dialect: the subset that endpoints enforce on a model's answer."""
 
+from typing import TypeVar
+
 from grue import messages as m
 from grue.protocol.tools.names import WireNames
+
+T = TypeVar("T")
 
 _UNIONS = ("anyOf", "oneOf")
 _UNSAYABLE = {"allOf", "not", "if", "prefixItems", "patternProperties"}
@@ -27,9 +31,8 @@ def strict_schema(schema: m.JsonObject) -> m.JsonObject:
     return _strict(schema)
 
 
-def _strict(schema: object) -> m.JsonObject:
-    if not isinstance(schema, dict):
-        raise ValueError("a strict schema says what it accepts")
+def _strict(given: object) -> m.JsonObject:
+    schema = _of(dict, given)
     # The dialect does not allow a schema that accepts any value.
     if not schema.keys() & {"type", "$ref", "enum", "const", *_UNIONS}:
         raise ValueError("a strict schema names a type")
@@ -42,22 +45,22 @@ def _strict(schema: object) -> m.JsonObject:
     # The dialect has no `oneOf`. `anyOf` accepts more values, but the host checks the answer.
     for union in _UNIONS:
         if union in rest:
-            rest["anyOf"] = [_strict(choice) for choice in _list(rest.pop(union))]
+            rest["anyOf"] = [_strict(choice) for choice in _of(list, rest.pop(union))]
     if "items" in rest:
         rest["items"] = _strict(rest["items"])
     if "$defs" in rest:
-        rest["$defs"] = {name: _strict(definition) for name, definition in _object(rest["$defs"]).items()}
+        rest["$defs"] = {name: _strict(definition) for name, definition in _of(dict, rest["$defs"]).items()}
     kind = rest.get("type")
     is_object = kind == "object" or (isinstance(kind, list) and "object" in kind)
     return _closed(rest) if is_object else rest
 
 
 def _closed(schema: m.JsonObject) -> m.JsonObject:
-    properties = _object(schema.get("properties", {}))
+    properties = _of(dict, schema.get("properties", {}))
     extra = schema.get("additionalProperties")
     if isinstance(extra, dict) or (not properties and extra is not False):
         raise ValueError("a strict schema has no free-form mappings")
-    required = _list(schema.get("required", []))
+    required = _of(list, schema.get("required", []))
     return {
         **schema,
         "properties": {
@@ -77,17 +80,11 @@ def _nullable(schema: m.JsonObject) -> m.JsonObject:
     null = {"type": "null"}
     if "anyOf" not in schema:
         return {"anyOf": [schema, null]}
-    choices = _list(schema["anyOf"])
+    choices = _of(list, schema["anyOf"])
     return schema if null in choices else {**schema, "anyOf": [*choices, null]}
 
 
-def _list(value: object) -> list[object]:
-    if not isinstance(value, list):
-        raise ValueError("not a JSON Schema: a list is missing")
-    return value
-
-
-def _object(value: object) -> m.JsonObject:
-    if not isinstance(value, dict):
-        raise ValueError("a strict schema has no free-form mappings")
+def _of(kind: type[T], value: object) -> T:
+    if not isinstance(value, kind):
+        raise ValueError(f"not a strict schema: {kind.__name__} expected")
     return value

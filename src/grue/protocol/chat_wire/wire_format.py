@@ -1,12 +1,8 @@
 """The interface of a wire format, a decoded reply, and the code that the formats share.
 
-To add a wire format, write a module with a class derived from `WireFormat` and an assembler for its streams
-of server-sent events, and add it to `WireName` and the list in `formats.py`. For tests, teach it to the
-scripted endpoint: add the module `NAME_dialect` to `grue.testing.providers`. `tests/support/fourth_format.py`
-has both.
-A format has to map each finish reason of a whole reply, or of one cut at its length limit, to a word in
-`_WHOLE`: with an unknown reason, a reply that has calls counts as stopped early, and `as_it_ended` leaves the
-calls out.
+`docs/architecture.md` says what a new wire format needs. It has to map each finish reason of a whole reply,
+or of one cut at its length limit, to a word in `_WHOLE`: with an unknown reason, a reply that has calls
+counts as stopped early, and `as_it_ended` leaves the calls out.
 
 Replies are untrusted, and often differ from the documentation: ids are missing or duplicate, arguments are
 objects or empty, numbers are strings. The functions here read what they can.
@@ -431,7 +427,7 @@ class Assembler(Protocol):
         """`True` if `finished`, or if the reply is complete although the last event has not arrived."""
 
     def feed(self, event: ServerEvent) -> Iterable[Delta]:
-        """Add the next event, and return the pieces of text in it."""
+        """Add the next event, and return its text. May raise `DamagedStream` or `OversizedStream`."""
 
     def body(self) -> bytes:
         """Return the reply so far, or the error, as the body that an unstreamed reply would have."""

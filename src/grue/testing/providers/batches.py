@@ -227,20 +227,17 @@ class ScriptedBatches:
         bad: list[bytes] = []
         for item, url, body in reversed(batch.requests):  # a client must accept results in any order
             missing = self.faults.unanswered(item)
-            if missing == "lost":
-                continue
-            if missing is not None:
+            if missing is None:
+                self.asked[item] += 1
+                reply = self._ask(url or "/v1/messages", headers, json.dumps(body).encode())
+                try:
+                    said = json.loads(reply.body if reply.then == "keep" else b"")
+                    line = _answered(item, reply.status, said, anthropic=anthropic)
+                    (good if reply.status == 200 else bad).append(line)
+                except ValueError:  # such as `hang_up()`, or a web page: in a batch, only this request fails
+                    missing = "errored"
+            if missing not in (None, "lost"):
                 bad.append(_unanswered(item, missing, anthropic=anthropic))
-                continue
-            self.asked[item] += 1
-            reply = self._ask(url or "/v1/messages", headers, json.dumps(body).encode())
-            try:
-                said = json.loads(reply.body if reply.then == "keep" else b"")
-            except ValueError:  # such as `hang_up()`, or a web page: in a batch, only this request fails
-                bad.append(_unanswered(item, "errored", anthropic=anthropic))
-                continue
-            line = _answered(item, reply.status, said, anthropic=anthropic)
-            (good if reply.status == 200 else bad).append(line)
         batch.good = b"".join(good) + (b"".join(bad) if anthropic else b"")
         batch.bad = b"".join(bad)
 
