@@ -98,7 +98,7 @@ class FourthFormat(w.WireFormat):
     def body(self, request: w.WireRequest) -> bytes:
         answer = {"answer": request.answer.schema} if request.answer else {}
         choice = None if request.choice.mode == "auto" else request.choice.mode  # its API knows no "auto"
-        return w.encode_body(request, "talk", {}, choice, {**answer, **request.extra})
+        return w.encode_body(request, "talk", {}, choice, answer)
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
         if answer.get("error"):

@@ -276,14 +276,11 @@ class AnthropicMessages(w.WireFormat):
         return {**function, "input_schema": schema}
 
     def body(self, request: w.WireRequest) -> bytes:
-        tail = w.with_extra(_output(request), request.extra)
-        if request.stream:
-            tail["stream"] = True
         if request.messages and request.messages[0].startswith(b'{"role":"assistant"'):
             # A history may begin with a greeting. Gateways require that a user's message comes first.
             first = to_json({"role": "user", "content": [_text(w.EMPTY)]})
             request = replace(request, messages=(first, *request.messages))
-        return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
+        return w.encode_body(request, "messages", _head(request), _choice(request.choice), _output(request))
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
         if answer.get("error"):

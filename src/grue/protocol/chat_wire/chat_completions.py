@@ -513,11 +513,12 @@ class ChatCompletions(w.WireFormat):
         return {"type": "function", "function": function}
 
     def body(self, request: w.WireRequest) -> bytes:
-        tail = w.with_extra(_answer(request.answer, request.profile), request.extra)
+        own = _answer(request.answer, request.profile)
         if request.stream:
-            options = {"include_usage": True, **w.as_object(tail.get("stream_options"))}
-            tail |= {"stream": True, "stream_options": options}
-        return w.encode_body(request, "messages", _head(request), _choice(request.choice), tail)
+            extra = dict(request.extra)
+            own["stream_options"] = {"include_usage": True, **w.as_object(extra.pop("stream_options", None))}
+            request = replace(request, extra=extra)
+        return w.encode_body(request, "messages", _head(request), _choice(request.choice), own)
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
         """Read the body of a reply. It may have tool calls although its `finish_reason` is `stop`."""

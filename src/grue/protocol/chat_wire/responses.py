@@ -353,12 +353,10 @@ class Responses(w.WireFormat):
         return {"type": "function", **function, "strict": False}
 
     def body(self, request: w.WireRequest) -> bytes:
-        tail = w.with_extra(_answer(request.answer, request.profile), request.extra)
-        if request.stream:
-            tail["stream"] = True
         choice = request.choice
         chosen = {"type": "function", "name": choice.name} if choice.mode == "named" else choice.mode
-        return w.encode_body(request, "input", _head(request), chosen, tail)
+        own = _answer(request.answer, request.profile)
+        return w.encode_body(request, "input", _head(request), chosen, own)
 
     def read(self, answer: m.JsonObject, ids: w.CallIds, names: WireNames) -> w.Reply | Fault:
         if answer.get("error"):

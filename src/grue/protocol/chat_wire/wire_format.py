@@ -543,30 +543,23 @@ def _is_blank(text: str) -> bool:
     return not text or text.isspace()  # `strip` would copy the text, which may be megabytes long
 
 
-def with_extra(own: m.JsonObject, extra: Mapping[str, object]) -> m.JsonObject:
-    """Return a request's `own` fields and those of `extra`.
-
-    If both have a field, the value in `extra` counts. But if both values are objects, they are joined, unless
-    the one in `extra` is empty or has a `type`.
-    """
-    return {**own, **{name: _joined(own.get(name), value) for name, value in extra.items()}}
-
-
 def _joined(own: object, given: object) -> object:
     both = isinstance(own, dict) and isinstance(given, dict) and given and "type" not in given
     return as_object(own) | as_object(given) if both else given
 
 
 def encode_body(
-    request: WireRequest, messages: str, head: m.JsonObject, choice: object, tail: m.JsonObject
+    request: WireRequest, messages: str, head: m.JsonObject, choice: object, own: m.JsonObject
 ) -> bytes:
     """Join the parts of a request into its body. `messages` is the name of the field with the messages.
 
-    `choice` is the value of `tool_choice`; without tools, or if it is `None`, that field is left out.
-    `tail` includes the fields of `request.extra`, which replace those of `head`, or are joined with them.
+    `choice` is the value of `tool_choice`; without tools, or if it is `None`, that field is left out. The
+    fields of `request.extra` replace those of `head` and `own`. But if both values are objects, they are
+    joined, unless the one in `extra` is empty or has a `type`.
     """
     fields = {name: value for name, value in head.items() if value is not None and name not in request.extra}
-    tail = {name: _joined(head.get(name), value) for name, value in tail.items()}
+    tail = {name: _joined(head.get(name, own.get(name)), value) for name, value in request.extra.items()}
+    tail = {**own, **tail, **({"stream": True} if request.stream else {})}
     system = b'"system":[' + b",".join(request.system) + b"]," if request.system else b""
     members = [b'"tools":' + request.tools] if request.tools else []
     if request.tools and choice is not None:
