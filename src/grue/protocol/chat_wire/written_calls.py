@@ -244,7 +244,7 @@ def read_written(
     found = _marked(text, by_name) or _named(text, known)
     if found is not None or not bare:
         return found
-    return _bare(text, known) or _last_fence(text, known) or _last_lines(text, known)
+    return _bare(text, known) or _at_end(text, known)
 
 
 def _marked(text: str, tools: _Tools) -> Written | None:
@@ -537,21 +537,15 @@ def _named(text: str, known: Iterable[str]) -> Written | None:
     return None
 
 
-def _last_fence(text: str, known: Iterable[str]) -> Written | None:
-    """Return the calls in a JSON block at a text's end, if any. They are not `sure`: perhaps an example."""
-    if not text.endswith("```"):
-        return None
-    start = text.rfind("```", 0, -3)
-    fence = _FENCE.match(text, start) if start >= 0 else None
-    found = None if fence is None else _bare(text[fence.end() : -3].strip(), known)
-    return None if found is None else Written("json", found.calls, before=text[:start].strip())
-
-
-def _last_lines(text: str, known: Iterable[str]) -> Written | None:
+def _at_end(text: str, known: Iterable[str]) -> Written | None:
     """Return the calls in JSON at a text's end, if any. They are not `sure`: perhaps an example."""
     starts = {text.rfind("\n\n") + 2, text.find("\n{") + 1, text.find("\n[") + 1} - {0, 1}
-    for start in sorted(starts):
-        found = _bare(text[start:].strip(), known)
+    candidates = [(start, text[start:]) for start in sorted(starts)]
+    block = text.rfind("```", 0, -3) if text.endswith("```") else -1
+    if block >= 0 and (fence := _FENCE.match(text, block)) is not None:
+        candidates.insert(0, (block, text[fence.end() : -3]))
+    for start, written in candidates:
+        found = _bare(written.strip(), known)
         if found is not None:
             return Written("json", found.calls, before=text[:start].strip())
     return None
