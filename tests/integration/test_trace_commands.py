@@ -161,8 +161,9 @@ def test_a_terminal_gets_colours_unless_they_are_declined_and_lines_that_fit(
     for sub_command in ("show", "stats"):
         coloured = at_terminal("trace", sub_command, ".", cwd=tmp_path, COLUMNS="45", NO_COLOR="")
         plain = at_terminal("trace", sub_command, ".", cwd=tmp_path, COLUMNS="45", NO_COLOR="1")
+        dumb = at_terminal("trace", sub_command, ".", cwd=tmp_path, COLUMNS="45", NO_COLOR="", TERM="dumb")
         assert "\x1b[1m" in coloured
-        assert "\x1b" not in plain
+        assert "\x1b" not in plain + dumb
         assert max(map(len, plain.splitlines())) <= 45
 
 

@@ -84,15 +84,21 @@ class Finding(Struct, frozen=True):
 def boxes(servers: Mapping[str, McpServer], source: str) -> Iterator[Finding]:
     """Report which sandbox limits this machine can enforce, and what each server process can reach."""
     started = only_started(servers)
-    yield machine(needed=any(server.sandbox for server in started.values()))
+    have = coverage()
+    missing = have.missing(hosts=True)
+    about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"
+    about += f", hosts by name {'possible' if have.listener else 'not possible'}"
+    lines = [f"sandboxes on {have.system}: {about}", *(f"{each}." for each in (*missing, *have.notes()))]
+    needed = any(server.sandbox for server in started.values())
+    yield Finding("note" if missing and needed else "ok", "\n".join(lines))
     for name, server in started.items():
         if server.sandbox is None:
             yield Finding("note", f"{name} ({source}): no sandbox: it can reach all that you can")
             continue
-        missing = missing_for(server.sandbox)
+        lacking = missing_for(server.sandbox)
         text = f"{name} ({source}), sandbox: {in_words(server.sandbox)}"
-        lines = [text, *(f"Not enforced here: {each}." for each in missing), *_absent(server, server.sandbox)]
-        wrong = missing and server.sandbox.required
+        lines = [text, *(f"Not enforced here: {each}." for each in lacking), *_absent(server, server.sandbox)]
+        wrong = lacking and server.sandbox.required
         yield Finding("WRONG" if wrong else "note" if lines[1:] else "ok", "\n".join(lines))
 
 
@@ -102,17 +108,6 @@ def _absent(server: StdioServer, box: Sandbox) -> Iterator[str]:
         for path in getattr(box, key):
             if not os.path.lexists(Path(server.cwd or "", expanded(path))):
                 yield f"{path} in '{key}' does not exist."
-
-
-def machine(*, needed: bool) -> Finding:
-    """Report which sandbox limits this machine can enforce. `needed`: a server has a sandbox."""
-    have = coverage()
-    missing = have.missing(hosts=True)
-    about = f"Landlock {have.landlock or 'absent'}, seccomp {'present' if have.seccomp else 'absent'}"
-    about += f", hosts by name {'possible' if have.listener else 'not possible'}"
-    text = f"sandboxes on {have.system}: {about}"
-    lines = [text, *(f"{each}." for each in (*missing, *have.notes()))]
-    return Finding("note" if missing and needed else "ok", "\n".join(lines))
 
 
 _DO_NOTHING = {"node": ("-e", "0"), "python": ("-c", "")}
@@ -125,9 +120,7 @@ def boot_lines(
 ) -> Iterator[str]:
     """Yield lines that say how long each part of a start by npx or uvx takes, and how to start faster.
 
-    `opened` reports the first start. If it may have downloaded something (not `installed`), or other servers
-    started at the same time (not `alone`), the server is started again for comparison. If `direct_command`
-    finds a command that may be faster, the server is also started with that command.
+    Unless `opened` is the start of an `installed` server `alone`, the server is started again to compare.
     """
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return

@@ -10,12 +10,10 @@ import msgspec
 from msgspec import structs
 
 from grue.cli.fleet_view import score_text
-from grue.cli.fork import Change, refuse_script
+from grue.cli.fork import Change, read_turn
 from grue.cli.live_terminal import Terminal
 from grue.cli.runs import RUNS
 from grue.cli.saying import GRUE, reader_may_leave, say, shown, shown_argument
-from grue.config.wiring import model_for
-from grue.engine.fork import changed_turn, read_run
 from grue.errors import FleetError, MCPConfigError
 from grue.fleet.broker import Amount, Costs, FleetBudget
 from grue.fleet.driver import Finished, Tally, stop
@@ -117,21 +115,12 @@ class FleetProgress(Closing):
         }
 
     def _counts_row(self) -> str:
-        tally, left_s = self._tally, self._left_s()
+        tally, spent, left_s, budget = self._tally, self._spent(), self._left_s(), self._budget
         parts = [f"{tally.done:,}/{tally.total:,} done", f"{len(self._running)} running"]
         parts += [f"{tally.waiting:,} waiting"] if tally.waiting else []
         if tally.failed or tally.given_up:
             parts.append(f"{tally.failed + tally.given_up:,} failed")
         parts += [score_text(name, total / count) for name, (count, total) in list(tally.scores.items())[:1]]
-        parts += self._costs_so_far()
-        if self._costs.overloads:
-            parts.append(f"{self._costs.overloads:,} overloads")
-        if left_s is not None:
-            parts.append(f"{clock(left_s)} left")
-        return ", ".join(parts)
-
-    def _costs_so_far(self) -> list[str]:
-        parts, spent, budget = [], self._spent(), self._budget
         if budget.money_usd is not None:
             parts.append(f"${spent.money_usd:,.2f} of ${budget.money_usd:,.2f}")
         elif spent.money_usd:
@@ -140,7 +129,11 @@ class FleetProgress(Closing):
             parts.append(f"{spent.requests:,} of {counted(budget.requests, 'request')}")
         if budget.tokens is not None:
             parts.append(f"{spent.tokens:,} of {budget.tokens:,} tokens")
-        return parts
+        if self._costs.overloads:
+            parts.append(f"{self._costs.overloads:,} overloads")
+        if left_s is not None:
+            parts.append(f"{clock(left_s)} left")
+        return ", ".join(parts)
 
 
 def trace_command(place: Path, id_: str) -> str:
@@ -318,12 +311,7 @@ def fork_fleet(
         asked = f" that fits {where!r}" if where else ""
         raise FleetError(f"There is no recorded turn in {traces}{asked}. `{GRUE} runs` lists the runs.")
     # Before any fork runs, raise an error if the change cannot be made to the first turn.
-    turn = chosen[0]
-    recorded = read_run(turn.trace, turn.turn, turn.at)
-    asks = recorded.asks(recorded.place(turn.at))
-    llm = model_for(asks, change.llm, change.model, change.base_url)
-    changed_turn(recorded.begun, change.changes)
-    refuse_script(recorded, traces, change)
+    _, llm = read_turn(Path(chosen[0].trace), chosen[0].turn, chosen[0].at, change)
     LlmEndpoint(llm)
     given = {**structs.asdict(change), "misses": misses}
     changed = {name: value for name, value in given.items() if value not in (None, {})}
@@ -347,13 +335,12 @@ def folder_of_forks(traces: Path) -> Path:
 def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
     """Score a fleet's finished episodes; return whether all scorers succeeded and the budget sufficed."""
     require_fleet(directory)
-    scoring = read_scoring(scorers)
+    scoring, terminal = read_scoring(scorers), Terminal(sys.stderr)
     names = ", ".join(f"{name}@{scorer.version}" for name, scorer in scoring.scorer.items())
 
-    def show(row: str) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{row}\x1b[K")
-            sys.stderr.flush()
+    def show(*rows: str) -> None:
+        if terminal.redraws:
+            terminal.draw("", rows)
 
     def watch(tally: ScoreTally) -> None:
         show(f"{tally.done:,}/{tally.total:,} scored, {tally.failed:,} failed")
@@ -361,11 +348,11 @@ def score_episodes(directory: Path, scorers: str, *, again: bool) -> bool:
     try:
         tally = score_fleet(directory, scoring, again=again, watch=watch)
     except KeyboardInterrupt:
-        show("")
+        show()
         say("Interrupted. The scores so far are kept; the same command computes the others.", err=True)
         raise
     finally:
-        show("")
+        show()
     before = f"; {tally.before:,} had a score" if tally.before else ""
     say(f"{names}: {tally.done:,} of {counted(tally.total, 'episode')} scored{before}.")
     if tally.spent.requests:

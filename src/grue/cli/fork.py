@@ -33,6 +33,7 @@ from grue.tool_sessions.host_tools import ToolServer
 from grue.tracing.facts import counted
 from grue.tracing.observers.run_folder import new_run_path
 from grue.tracing.reading import open_episode
+from grue.transports.llm.endpoint import LlmSettings
 
 _LLM = "llm."
 LOCK = "lock"
@@ -61,10 +62,7 @@ def fork_turn(
     run_dir: Path | None,
 ) -> None:
     """Fork the turn, print the answer, and print commands that compare the fork with the recorded turn."""
-    recorded = read_run(trace, turn, at)
-    llm = model_for(recorded.asks(recorded.place(at)), change.llm, change.model, change.base_url)
-    changed_turn(recorded.begun, change.changes)
-    refuse_script(recorded, trace, change)
+    recorded, llm = read_turn(trace, turn, at, change)
     servers = {} if misses == "fail" else _servers(mcp_config, recorded.begun.servers)
     listed = configured_names(recorded.begun.servers, change.tools)
     if listed:  # leave out servers that the turn lacks; if it lacks all, `Runner.fork` raises an error
@@ -137,15 +135,21 @@ def _has_begun(folder: Path) -> bool:
     return False
 
 
-def refuse_script(recorded: RecordedRun, trace: Path, change: Change) -> None:
-    """Raise `MCPConfigError` if `--offline`'s script answered the turn and `change` names no endpoint."""
-    asks = recorded.asks(recorded.place(None))
-    if asks is not None and asks.address == OFFLINE_URL and change.base_url is None:
+def read_turn(
+    trace: Path, turn: int | None, at: int | None, change: Change
+) -> tuple[RecordedRun, LlmSettings]:
+    """Return a recorded turn and the model's settings for its fork; raise if `change` cannot be made."""
+    recorded = read_run(trace, turn, at)
+    llm = model_for(recorded.asks(recorded.place(at)), change.llm, change.model, change.base_url)
+    changed_turn(recorded.begun, change.changes)
+    asked = recorded.asks(recorded.place(None))
+    if asked is not None and asked.address == OFFLINE_URL and change.base_url is None:
         raise MCPConfigError(
             f"Turn {recorded.begun.turn} of {shown_path(trace)} was answered by the script of"
             " --offline, which a fork cannot ask. Name a model and its endpoint: --model MODEL --base-url"
             " URL, such as http://127.0.0.1:11434/v1."
         )
+    return recorded, llm
 
 
 def change_of(

@@ -24,6 +24,7 @@ from typing import Any, Literal, Self, TextIO, TypeAlias
 
 import msgspec
 from msgspec import Struct, structs
+from rich.cells import set_cell_size
 
 from grue import messages as m
 from grue.cli.live_story import CYAN, Story, call_text, painted, tool_name
@@ -181,11 +182,6 @@ class Progress:
                 self._call_timeout_s = timeout_s
             case m.ReplyDropped():
                 self.dropped += 1
-            case _:
-                self._text_arrives(body)
-
-    def _text_arrives(self, body: Struct) -> None:
-        match body:
             case m.ServerNoted(kind="progress", server=server, text=text):
                 prefix = f"{printable(server)}."
                 calls = [key for key, doing in self.doing.items() if doing.name.startswith(prefix)]
@@ -303,12 +299,7 @@ def _count(tokens: int) -> str:
 
 def _tail(text: str, width: int) -> str:
     text = text.lstrip()
-    if cells(text) <= width:
-        return text
-    while cells(text) > width - 1:
-        # A character takes two columns at most, so this never cuts too much.
-        text = text[max(1, (cells(text) - width) // 2) :]
-    return ELLIPSIS + text
+    return text if cells(text) <= width else ELLIPSIS + set_cell_size(text[::-1], width - 1)[::-1].lstrip()
 
 
 _TICK_S = 0.1

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from grue.cli import quit_at_once
+from grue.cli.project import importing_from_here
 from grue.cli.saying import say
 from grue.errors import MCPConfigError
 from grue.runtime.files import os_cause
@@ -33,23 +34,17 @@ def serve(
     `target`: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the bundled one, made with `options`.
     `port` is a port of 127.0.0.1; 0: a free one; `None`: use standard input and output.
     """
-    before = list(sys.path)
-    try:
-        _serve(_server(target, options), port, transport)
-    finally:
-        sys.path[:] = before  # `_imported` may have added the working directory
+    with importing_from_here(), ExitStack() as served:
+        server = _server(target, options)
+        if port is None:
+            import anyio
 
-
-def _serve(server: "MockServer", port: int | None, transport: Literal["http", "sse"]) -> None:
-    if port is None:
-        import anyio
-
-        if sys.stdin.isatty():
-            say("This serves the client that starts it; there is nothing to type. Ctrl-C ends it.", err=True)
-        quit_at_once()  # KeyboardInterrupt would not end the thread that reads standard input
-        anyio.run(server.serve_stdio)
-        return
-    with ExitStack() as served:
+            if sys.stdin.isatty():
+                hint = "This serves the client that starts it; there is nothing to type. Ctrl-C ends it."
+                say(hint, err=True)
+            quit_at_once()  # KeyboardInterrupt would not end the thread that reads standard input
+            anyio.run(server.serve_stdio)
+            return
         try:
             url = served.enter_context(server.serve_http(port=port, transport=transport))
         except OSError as error:
@@ -89,9 +84,7 @@ def _server(target: str | None, options: dict[str, Any]) -> "MockServer":
 
 
 def _imported(module: str) -> object:
-    if not module.endswith(".py"):
-        sys.path.insert(0, "")
-    elif not Path(module).is_file():
+    if module.endswith(".py") and not Path(module).is_file():
         raise MCPConfigError(f"there is no file {module!r}.")
     try:
         if module.endswith(".py"):

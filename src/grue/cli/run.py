@@ -25,7 +25,7 @@ from grue.errors import MCPConfigError
 from grue.hosts.skill_agent import AgentConfig, Orchestrator, RunResult, facts, load_config
 from grue.hosts.skill_agent.registry import StepExecutionResult
 from grue.hosts.skill_agent.run import read_run
-from grue.runtime.files import os_cause
+from grue.runtime.files import os_errors_as
 from grue.runtime.safe_text import printable
 from grue.runtime.trace.recorder import Envelope, Recorder
 from grue.testing.offline import offline_endpoint, reply_to_task
@@ -192,13 +192,11 @@ def _default_agent(options: RunOptions) -> Path:
     if here.exists() or not options.offline:
         return here
     copy = Path("weekly-report")
-    try:
-        if not copy.exists():
+    if not copy.exists():
+        with os_errors_as(MCPConfigError, f"write the example into {copy}"):
             parse_yaml(EXAMPLE.read_text(encoding="utf-8"), copy / EXAMPLE.name)  # raises if pyyaml is absent
             _copy_example(copy)
-            say(f"The bundled example is now in the folder {copy}.", err=True)
-    except OSError as error:
-        raise MCPConfigError(f"Cannot write the example into {copy}: {os_cause(error)}.") from error
+        say(f"The bundled example is now in the folder {copy}.", err=True)
     if not (copy / EXAMPLE.name).exists():
         raise MCPConfigError(
             f"The folder {copy} has no {EXAMPLE.name}. Rename or remove the folder, and {GRUE} run --offline"

@@ -59,7 +59,7 @@ def write_runs(folder: Path, open_browser: bool) -> None:
 
 
 def _episodes(folder: Path, beside: Path) -> list[Path]:
-    found = sorted([*traces_in(folder), *traces_in(beside)], key=_written, reverse=True)
+    found = sorted([*traces_in(folder), *traces_in(beside)], key=_time_and_size, reverse=True)
     if found:
         return found
     if folder.is_file():
@@ -73,10 +73,10 @@ def _episodes(folder: Path, beside: Path) -> list[Path]:
 def _of_fleet(folder: Path) -> str:
     from grue.fleet.folder import MANIFEST
 
-    fleets = [each for each in (folder, *sorted(folder.iterdir())) if holds(each, MANIFEST)]
-    if not fleets:
+    fleet = _first(folder, MANIFEST)
+    if fleet is None:
         return ""
-    place = shown_argument(fleets[0])
+    place = shown_argument(fleet)
     return (
         f" {place} is a fleet: {GRUE} fleet table {place} and {GRUE} fleet failures {place} list its"
         f" episodes, and {GRUE} fleet show {place} ID names the trace of one."
@@ -85,12 +85,16 @@ def _of_fleet(folder: Path) -> str:
 
 def of_batch(folder: Path) -> str:
     """Say where a batch's traces are, if `folder` or a folder in it is a batch; else return an empty text."""
-    folders = (folder, *sorted(folder.iterdir())) if folder.is_dir() else ()
-    batch = next((each for each in folders if holds(each, "batch.json")), None)
+    batch = _first(folder, "batch.json")
     if batch is None:
         return ""
     turns = shown_argument(batch / "turns")
     return f" {shown_argument(batch)} is a batch: the traces of its turns are in {turns}."
+
+
+def _first(folder: Path, name: str) -> Path | None:
+    folders = (folder, *sorted(folder.iterdir())) if folder.is_dir() else ()
+    return next((each for each in folders if holds(each, name)), None)
 
 
 def latest_trace() -> Path:
@@ -101,7 +105,7 @@ def latest_trace() -> Path:
             "There is no trace in runs or here. Name one: a trace.jsonl, or the run folder that holds it;"
             " or go to the folder that has runs. `grue play --offline` makes one."
         )
-    latest_first = sorted(found, key=_written, reverse=True)
+    latest_first = sorted(found, key=_time_and_size, reverse=True)
     return next((path for path in latest_first if not _is_failed_fork(path)), latest_first[0])
 
 
@@ -128,7 +132,7 @@ def traces_in(folder: Path) -> Iterator[Path]:
         return
     with os_errors_as(MCPConfigError, f"read the folder {shown_path(folder)}"):
         paths = [path for path in folder.iterdir() if _is_trace(path)]
-    yield from sorted(paths, key=_written, reverse=True)
+    yield from sorted(paths, key=_time_and_size, reverse=True)
 
 
 def _is_trace(path: Path) -> bool:
@@ -149,10 +153,6 @@ def holds(folder: Path, name: str) -> bool:
         return (folder / name).is_file()
     except OSError:
         return False
-
-
-def _written(path: Path) -> float:
-    return _time_and_size(path)[0]
 
 
 def _time_and_size(path: Path) -> tuple[float, int]:

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -152,25 +152,18 @@ def _calls(name: str, traces: list[Path]) -> Iterator[tuple[str, m.JsonObject]]:
                 yield body.tool, body.arguments
     if not traces and sys.stdin.isatty():
         say(f"Write a call a line, as {_EXAMPLE}; Ctrl-D ends them.", err=True)
-    for number, line in enumerate(() if traces else _lines(sys.stdin), 1):
-        tool, _, text = line.strip().partition(" ")
-        if not tool:
-            continue
+    for number, line in enumerate(() if traces else sys.stdin.buffer, 1):
         try:
+            tool, _, text = line.decode().strip().partition(" ")
+            if not tool:
+                continue
             arguments = msgspec.json.decode(text or "{}", type=dict[str, Any])
+        except UnicodeDecodeError as error:
+            raise MCPConfigError("The calls on standard input are not UTF-8 text.") from error
         except (msgspec.DecodeError, RecursionError) as error:
             fault = f"Line {number}: write TOOL and a JSON object, as {_EXAMPLE}: {error}."
             raise MCPConfigError(fault) from error
         yield tool, arguments
-
-
-def _lines(file: Iterable[str]) -> Iterator[str]:
-    try:
-        for line in file:
-            line.encode()  # in the locale C, Python reads invalid UTF-8 as surrogates; `encode` refuses them
-            yield line
-    except UnicodeError as error:
-        raise MCPConfigError("The calls on standard input are not UTF-8 text.") from error
 
 
 def _named(name: str, mcp_config: Path | None) -> tuple[Sandbox, str, Start]:

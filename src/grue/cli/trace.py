@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import shutil
 import sys
 import threading
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 import typer
 
+from grue.cli.live_terminal import Terminal
 from grue.cli.saying import GRUE, say, say_page, shown_argument, shown_path
 from grue.errors import MCPConfigError, TraceError
 from grue.runtime.files import os_cause
@@ -57,12 +57,13 @@ def show(
         envelopes = filter(wanted.wants, episode.follow(lambda: False))
     else:
         envelopes = (line.envelope() for line in filter(wanted.wants_line, episode.lines()))
+    colour = Terminal(sys.stdout).colour
     if as_json:
         lines: Iterable[str] = map(table.json_line, envelopes)
     elif whole:
-        lines = table.render_whole(envelopes, colour=_colour())
+        lines = table.render_whole(envelopes, colour=colour)
     elif follow:
-        lines = table.render_live(episode.header, envelopes, width=table_width(width), colour=_colour())
+        lines = table.render_live(episode.header, envelopes, width=table_width(width), colour=colour)
     else:
         lines = _table(episode, wanted, table_width(width))
     print_lines(lines, at_once=follow)
@@ -128,13 +129,13 @@ def stats(file: Path, *, as_json: bool, width: int | None = None) -> None:
     if as_json:
         print_lines([table.printable_json(msgspec.json.encode(counted))])
     else:
-        print_lines(stats_table.render(counted, width=table_width(width), colour=_colour()))
+        print_lines(stats_table.render(counted, width=table_width(width), colour=Terminal(sys.stdout).colour))
 
 
 def _table(episode: EpisodeReader, wanted: Filter, width: int | None) -> Iterator[str]:
     tally = EpisodeTally() if wanted == EVERYTHING else None
     watch = None if tally is None else tally.take
-    yield from table.render(episode, wanted, width=width, colour=_colour(), watch=watch)
+    yield from table.render(episode, wanted, width=width, colour=Terminal(sys.stdout).colour, watch=watch)
     if tally is not None:
         yield ""
         yield from stats_table.summary(tally.stats(episode), width)
@@ -155,10 +156,6 @@ def table_width(width: int | None) -> int | None:
     if width is None and sys.stdout.isatty():
         return shutil.get_terminal_size((_UNKNOWN_WIDTH, 24)).columns
     return width
-
-
-def _colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 _HEADINGS = ("turn", "request", "message", "tokens", "bytes", "repeats", "cached", "again")

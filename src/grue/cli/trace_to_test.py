@@ -5,7 +5,6 @@ import importlib
 import logging
 import re
 import runpy
-import sys
 import traceback
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from msgspec import NODEFAULT, Struct, structs
 import grue
 from grue import errors
 from grue import messages as m
+from grue.cli.project import importing_from_here
 from grue.cli.saying import say, shown_argument, shown_path
 from grue.engine.answers import unusable_answer
 from grue.engine.conversations.recorded_conversation import said_before
@@ -94,7 +94,7 @@ def _fault(path: Path, turn: int) -> str:
         # The test has only the tools that were called, so do not log which patterns of the policy match none.
         logging.disable(logging.WARNING)
         running.callback(logging.disable, logging.NOTSET)
-        sys.path.insert(0, "")
+        running.enter_context(importing_from_here())
         try:
             runpy.run_path(str(path))[f"test_turn_{turn}"](scripted_llm)
         except (KeyboardInterrupt, SystemExit):
@@ -103,8 +103,6 @@ def _fault(path: Path, turn: int) -> str:
             # An assertion may have no message: then report its line of code.
             line = traceback.extract_tb(error.__traceback__)[-1].line
             return f"{type(error).__name__}: {str(error) or line}"
-        finally:
-            sys.path.remove("")
     return ""
 
 
@@ -170,17 +168,14 @@ def _place(place: str) -> tuple[str, str] | None:
 
 
 def _imported(module: str, name: str, what: str) -> Any:
-    # Put the working directory on `sys.path`, because it is also there when pytest runs the test.
-    sys.path.insert(0, "")
     try:
-        return getattr(importlib.import_module(module), name)
+        with importing_from_here():
+            return getattr(importlib.import_module(module), name)
     except AttributeError as error:
         raise MCPConfigError(f"{what}: {printable(str(error), _SHORT)}.") from error
     except (Exception, SystemExit) as error:
         cause = f"{type(error).__name__}: {printable(str(error), _SHORT)}"
         raise MCPConfigError(f"{what}: the module cannot be imported from this folder: {cause}.") from error
-    finally:
-        sys.path.remove("")
 
 
 def _word(text: str) -> str:

@@ -92,14 +92,8 @@ class ChatPast(Past[EpisodeStarted], kw_only=True):
                 self.file = file
             case ModelChanged(now=now):
                 self.model = now
-            case _ if envelope.turn:
-                self.calls.setdefault(envelope.turn, []).extend(called_in(envelope))
-
-
-def called_in(envelope: EpisodeEnvelope) -> list[str]:
-    """Return `["server.tool"]` if the envelope records a tool call, otherwise an empty list."""
-    body = envelope.body
-    return [f"{body.server}.{body.tool}"] if isinstance(body, m.ToolCalled) else []
+            case m.ToolCalled(server=server, tool=tool) if envelope.turn:
+                self.calls.setdefault(envelope.turn, []).append(f"{server}.{tool}")
 
 
 def read_chat(path: Path) -> ChatPast:

@@ -155,10 +155,9 @@ def _parts(content: object) -> list[str]:
         return []
     if isinstance(content, str):
         return [content[:_READ_CHARS]]
-    if isinstance(content, list) and content and all(isinstance(each, Mapping) for each in content):
-        blocks = [each for each in content if "type" in each]
-        if len(blocks) == len(content):
-            return [_block(block) for block in blocks]
+    parts = content if isinstance(content, list) else []
+    if parts and all(isinstance(each, Mapping) and "type" in each for each in parts):
+        return [_block(block) for block in parts]
     return [_json(content)]
 
 

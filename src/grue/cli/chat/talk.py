@@ -302,8 +302,8 @@ class Talk:
             path.chmod(0o600)
             file.write(transcript(self.loop.conversation.history))
 
-    def finish(self, reason: str) -> ChatResult:
-        """Record the end of the chat, write `result.json`, and return its content."""
+    def finish(self, reason: str) -> None:
+        """Record the end of the chat, and write `result.json`."""
         spent = self.runner.spent
         failed = "The start, a turn or a command failed."
         detail = {"ended": "The user left.", "failed": failed}.get(reason, "Interrupted.")
@@ -319,7 +319,6 @@ class Talk:
             duration_s=round(time.monotonic() - self._began, 3),
         )
         self._folder.write_result(result)
-        return result
 
     def settle(self) -> None:
         """Wait until everything recorded so far is in the trace file, or until that takes too long."""
@@ -388,5 +387,5 @@ class Talk:
         if problem and envelope.turn and (of_this_turn or problem not in self._told):
             self._told.add(problem)
             self.loop.report(Noticed(text=problem))
-        if envelope.turn:
-            self._calls.setdefault(envelope.turn, []).extend(facts.called_in(envelope))
+        if envelope.turn and isinstance(call := envelope.body, m.ToolCalled):
+            self._calls.setdefault(envelope.turn, []).append(f"{call.server}.{call.tool}")

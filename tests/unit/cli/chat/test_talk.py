@@ -26,9 +26,9 @@ def test_a_chat_is_in_its_run_folder(tmp_path: Path) -> None:
         assert chat.say(CALL) == 'The tool says: {"room":"a dark cave"} (scripted)'
         assert chat.say(RECALL).splitlines()[1:] == [f"- {CALL}"]
         assert (len(chat.said), chat.turn, chat.runner.spent.requests) == (2, 2, 3)
-        result = chat.finish("ended")
+        chat.finish("ended")
     written = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (written["reason"], written["turns"], written["requests"]) == ("ended", 2, result.requests)
+    assert (written["reason"], written["turns"], written["requests"]) == ("ended", 2, 3)
     watch = TraceWatch.of(tmp_path / "run")
     watch.in_order(EpisodeStarted, UserSaid, UserSaid)
     assert watch.happened(EpisodeStarted).servers == ("cave",)
