@@ -22,14 +22,6 @@ from grue.tracing.turn_slices import OwnMessages
 _MOST_BYTES = 512 * 2**20
 _MOST_TEXT = 500
 _MOST_ANSWER = 2**20
-_PAID = (
-    "RunTurn",
-    "RequestCompletion",
-    "CompletionReceived",
-    "CompletionFailed",
-    "ReplyDropped",
-    "ServerSampled",
-)
 
 
 class Course(Struct, kw_only=True, omit_defaults=True):
@@ -123,10 +115,10 @@ def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
     """
     spent, model, sampled = Amount(), "", list[m.Usage]()
     with contextlib.suppress(TraceError, OSError):
-        for line in open_episode(trace).lines():
-            if line.tag not in _PAID or line.line.copied:
+        for envelope in open_episode(trace):
+            if envelope.copied:
                 continue
-            match (envelope := line.envelope()).body:
+            match envelope.body:
                 case m.RunTurn(asks=asks):
                     model = model if asks is None else asks.model
                 case m.RequestCompletion():
