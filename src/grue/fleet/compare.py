@@ -417,7 +417,8 @@ def compare_results(
 
 def _by_interval(found: Interval, target: float) -> tuple[Verdict, float, float | None]:
     """Return `verdict`, `detectable`, and `more_cases` divided by the number of cases."""
-    detectable = stats.smallest_detectable(found) if found.error else found.high - found.mean
+    widest = max(found.high - found.mean, found.mean - found.low)
+    detectable = stats.smallest_detectable(found) if found.error else widest
     if found.low > 0 or found.high < 0:
         return "better" if found.low > 0 else "worse", detectable, None
     more = stats.times_more(replace(found, error=max(found.error, detectable / 3)), target) - 1
@@ -517,8 +518,8 @@ def _measures(sides: tuple[_Cases, ...], groups: list[int], options: Options, *,
     spans = {"score": most - least} | dict.fromkeys((name for name, _ in passes), 1.0)
     measures = []
     for (name, a, b), each in zip(known, differences, strict=True):
-        equal = not each.error and not each.mean
-        found = stats.with_unseen(each, -spans[name], spans[name]) if equal and name in spans else each
+        equal = not each.error and name in spans
+        found = stats.with_unseen(each, -spans[name], spans[name]) if equal else each
         measures.append(Measure(name=name, a=mean_of(a), b=mean_of(b), difference=found))
     return measures
 

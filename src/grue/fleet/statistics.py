@@ -131,8 +131,9 @@ def range_of(scores: Sequence[float]) -> tuple[float, float]:
 
 def with_unseen(interval: Interval, least: float, most: float) -> Interval:
     """Widen the interval of equal values: further cases may have any value from `least` to `most`."""
-    part, mean = _NONE_OF / interval.groups, interval.mean
-    return replace(interval, low=mean - part * (mean - least), high=mean + part * (most - mean))
+    part = _NONE_OF / interval.groups
+    rest = interval.mean - part * interval.mean
+    return replace(interval, low=rest + part * least, high=rest + part * most)
 
 
 def _bca(np: Any, special: Any, samples: Any, mean: float, pulls: Any, student: float) -> tuple[float, float]:

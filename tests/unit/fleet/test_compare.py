@@ -154,6 +154,16 @@ def test_equal_means_are_no_difference_although_their_sums_are_rounded(
     assert "No case has another mean score" in str(found)
 
 
+@pytest.mark.slow
+def test_a_difference_that_all_cases_have_is_not_that_of_all_further_cases(tmp_path: Path) -> None:
+    """If B passes in 95 % of all cases, it passes in all of 20 cases in a third of the sweeps."""
+    make_fleet(tmp_path, lambda _, prompt, question: float(prompt == "long"), questions=20)
+    found = by_prompt(tmp_path)
+    difference = found.measures[0].difference
+    assert (found.verdict, difference.mean) == ("better", 1.0)
+    assert (difference.low, difference.high) == pytest.approx((1 - 2 * 3 / 20, 1.0))
+
+
 @pytest.mark.parametrize("questions", [5, 30])
 @pytest.mark.slow
 def test_scores_are_compared_however_large_they_are(tmp_path: Path, questions: int) -> None:
