@@ -6,7 +6,6 @@ first for the widths of the columns.
 
 import functools
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import compress
@@ -17,7 +16,7 @@ from msgspec import Struct
 
 from grue import messages as m
 from grue.runtime.safe_text import printable
-from grue.runtime.trace.format import TraceHeader
+from grue.runtime.trace.format import TraceHeader, TraceLine
 from grue.runtime.trace.reader import RecordedLine
 from grue.runtime.trace.recorder import trace_line
 from grue.tracing.columns import cells, cut, pad
@@ -103,7 +102,8 @@ class _Layout(Struct, frozen=True):
                 case EpisodeResumed():
                     open_turns.clear()
             yield self.fit(
-                self.aligned(_cells(envelope), _summary(envelope)), COLOURS[severity_of(envelope.body)]
+                self.aligned(_cells(envelope, turn, kind_of(envelope.body)), _summary(envelope)),
+                COLOURS[severity_of(envelope.body)],
             )
 
 
@@ -117,14 +117,15 @@ def render(
 ) -> Iterator[str]:
     """Yield the lines of the table, each cut to `width` columns of the terminal; `None`: not cut."""
     # `watch` is called with each message that is shown. Raises `TraceError` if the file cannot be read.
-    measured = _Measured()
+    widths = [cells(column.heading) for column in _COLUMNS]
     found = bytearray()
     for line in episode.lines():
         found.append(wanted.wants_line(line))
         if found[-1]:
-            measured.see(line)
+            row = _cells(line.line, turn_of_line(line), kind_of_line(line))
+            widths = [*map(max, widths, map(cells, row))]
     count, shown = len(found), sum(found)
-    layout = _Layout.of(measured.widths(), width, colour)
+    layout = _Layout.of(widths, width, colour)
     header = episode.header
     of = "" if shown == count else f"{shown} of "
     yield layout.fit(f"{headline(header.episode, header.started_at)}, {of}{counted(count, 'message')}", _BOLD)
@@ -139,40 +140,6 @@ def render(
         yield layout.fit(
             "The last line of the file was cut short: it is being written, or its writer was killed.", YELLOW
         )
-
-
-class _Measured:
-    """Finds the width of each column without formatting every message."""
-
-    def __init__(self) -> None:
-        self._last_seq = self._last_cause = 0
-        self._first_t, self._last_t = math.inf, -math.inf
-        self._turns: set[int] = set()
-        self._routes: set[tuple[str, str]] = set()
-        self._kinds: set[str] = set()
-
-    def see(self, line: RecordedLine[EpisodeBody]) -> None:
-        head = line.line
-        self._last_seq = head.seq
-        self._last_cause = max(self._last_cause, head.cause or 0)
-        self._first_t, self._last_t = min(self._first_t, head.t), max(self._last_t, head.t)
-        self._turns.add(turn_of_line(line))
-        self._routes.add((head.sender, head.receiver))
-        self._kinds.add(kind_of_line(line))
-
-    def widths(self) -> list[int]:
-        texts = (
-            (str(self._last_seq or ""),),
-            map(_time, {self._first_t, self._last_t} - {math.inf, -math.inf}),
-            map(str, self._turns),
-            (str(self._last_cause or ""),),
-            (_route(sender, receiver) for sender, receiver in self._routes),
-            self._kinds,
-        )
-        return [
-            max([cells(column.heading), *map(cells, found)])
-            for column, found in zip(_COLUMNS, texts, strict=True)
-        ]
 
 
 def _seen(
@@ -203,7 +170,7 @@ def render_whole(envelopes: Iterable[EpisodeEnvelope], *, colour: bool = False) 
     """Yield messages in full: a line for each field, and for each line of a text that has several."""
     layout = _Layout.of((column.live_width for column in _COLUMNS), None, colour)
     for envelope in envelopes:
-        cells = _cells(envelope)
+        cells = _cells(envelope, turn_of(envelope), kind_of(envelope.body))
         turn = f"turn {cells[2]}, " if turn_of(envelope) else ""
         cause = f", caused by {cells[3]}" if cells[3] else ""
         redacted = "; a secret was removed" if envelope.redacted else ""
@@ -257,19 +224,9 @@ def _route(sender: str, receiver: str) -> str:
     return printable(f"{sender} → {receiver}", _LONGEST_ROUTE)
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds:.3f}"
-
-
-def _cells(envelope: EpisodeEnvelope) -> tuple[str, ...]:
-    return (
-        str(envelope.seq),
-        _time(envelope.t),
-        str(turn_of(envelope)),
-        "" if envelope.cause is None else str(envelope.cause),
-        _route(envelope.sender, envelope.receiver),
-        kind_of(envelope.body),
-    )
+def _cells(head: EpisodeEnvelope | TraceLine, turn: int, kind: str) -> tuple[str, ...]:
+    cause = "" if head.cause is None else str(head.cause)
+    return str(head.seq), f"{head.t:.3f}", str(turn), cause, _route(head.sender, head.receiver), kind
 
 
 def _summary(envelope: EpisodeEnvelope) -> str:
