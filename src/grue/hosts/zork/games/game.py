@@ -8,7 +8,7 @@ from msgspec import Struct
 class Observation(Struct, frozen=True, kw_only=True):
     """The state of a game after a command. A value is `None` if the game has not shown it."""
 
-    text: str  # without prompt or status line
+    text: str = ""  # without prompt or status line
     location: str | None = None
     score: int | None = None
     max_score: int | None = None

@@ -3,8 +3,7 @@
 import re
 from typing import Final
 
-from msgspec import Struct
-from msgspec.structs import asdict, replace
+from grue.hosts.zork.games.game import Observation
 
 WIDTH: Final = 255
 """Columns of the interpreter's screen. A story's header has one byte for this number, so 255 is the most."""
@@ -36,19 +35,6 @@ TOOK_NO_TIME: Final = re.compile(r"(?:don't|do not) know the word", re.IGNORECAS
 SAYS_DARK: Final = re.compile(r"\bpitch (?:black|dark)\b", re.IGNORECASE)
 
 
-class Told(Struct, frozen=True):
-    """The state of the game, as its texts tell it; `None`: the texts do not tell the value."""
-
-    score: int | None = None
-    max_score: int | None = None
-    moves: int | None = None
-    room: str | None = None
-
-    def updated(self, told: "Told") -> "Told":
-        """Return this state with the values that `told` has."""
-        return replace(self, **{name: value for name, value in asdict(told).items() if value is not None})
-
-
 def tidy(printed: str, *, broken_lines: bool = True) -> str:
     """Remove the prompt and outer blank lines. If `broken_lines`, join lines that the interpreter broke."""
     text, room_left = "", -1
@@ -61,22 +47,26 @@ def tidy(printed: str, *, broken_lines: bool = True) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
 
 
-def take_status_line(text: str) -> tuple[str, Told | None]:
+def take_status_line(text: str) -> tuple[str, Observation | None]:
     """Return the text without its status line, and what this line tells; `None`: it has no such line."""
     found = _STATUS_LINE.search(text)
     if found is None:
         return text, None
-    line = Told(int(found["score"]), moves=int(found["moves"]), room=found["room"])
+    line = Observation(score=int(found["score"]), moves=int(found["moves"]), location=found["room"])
     return _STATUS_LINE.sub("", text).strip("\n"), line
 
 
-def told_score(text: str) -> Told | None:
+def told_score(text: str) -> Observation | None:
     """Return the score that a text of the game names, such as its answer to SCORE; `None`: it names none."""
     found = _SCORE.search(text)
     if found is None:
         return None
     most, moves = _MAX_SCORE.search(text), _MOVES.search(text)
-    return Told(int(found[1] or found[2]), int(most[1]) if most else None, int(moves[1]) if moves else None)
+    return Observation(
+        score=int(found[1] or found[2]),
+        max_score=int(most[1]) if most else None,
+        moves=int(moves[1]) if moves else None,
+    )
 
 
 def heading(text: str, names: frozenset[str]) -> str | None:

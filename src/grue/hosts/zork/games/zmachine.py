@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from grue.errors import GameError
 from grue.hosts.zork.games import story_text
@@ -155,7 +155,7 @@ class ZMachineGame:
         self._forget()
 
     def _forget(self) -> None:
-        self._known = story_text.Told()
+        self._known = Observation()  # all but the text
         self._tells_score = True
         self._done = False
         self._repeated = ""
@@ -200,18 +200,17 @@ class ZMachineGame:
         """Remember the room and score in a text, and return the text without the status line."""
         text, status = story_text.take_status_line(text)
         room = story_text.heading(text, self._story.names)
-        if status is not None:
-            self._known = self._known.updated(status)
+        if self._know(status):
             self._tells_score = False
         elif room is not None or story_text.SAYS_DARK.search(text):
-            self._known = replace(self._known, room=room)
-        self._note_score(text)
+            self._known = replace(self._known, location=room)
+        self._know(story_text.told_score(text))
         return text
 
-    def _note_score(self, text: str) -> bool:
-        told = story_text.told_score(text)
+    def _know(self, told: Observation | None) -> bool:
         if told is not None:
-            self._known = self._known.updated(told)
+            given = {name: value for name, value in asdict(told).items() if value is not None}
+            self._known = replace(self._known, **given)
         return told is not None
 
     def _ask_score(self, interpreter: InterpreterProcess, text: str, prompt: str) -> None:
@@ -219,21 +218,13 @@ class ZMachineGame:
         if self._done or answers or not self._tells_score:
             return
         printed, _ = interpreter.exchange("score")
-        self._tells_score = self._note_score(self._tidy(printed))
+        self._tells_score = self._know(story_text.told_score(self._tidy(printed)))
 
     def _observe(self, text: str, *, died: bool = False) -> Observation:
         known = self._known
         complete = self._done and not died and known.score is not None and known.score == known.max_score
-        return Observation(
-            text=text,
-            location=known.room,
-            score=known.score,
-            max_score=known.max_score,
-            moves=known.moves,
-            died=died,
-            won=complete or bool(story_text.SAYS_WON.search(text)),
-            done=self._done,
-        )
+        won = complete or bool(story_text.SAYS_WON.search(text))
+        return replace(known, text=text, died=died, won=won, done=self._done)
 
     def close(self) -> None:
         """End the interpreter. May be called twice; `reset` starts another one."""

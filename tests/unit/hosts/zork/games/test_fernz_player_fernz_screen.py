@@ -22,7 +22,7 @@ def test_a_status_line_comes_first_and_is_recognised() -> None:
     text, status = take_status_line(Screen().read(f"<italic>Books<normal>.\n{STATUS}\n>"))
     assert text == "Books.\n\n>"
     assert status is not None
-    assert (status.room, status.score, status.moves) == ("Old Library", 2, 1)
+    assert (status.location, status.score, status.moves) == ("Old Library", 2, 1)
 
 
 @pytest.mark.parametrize("row", ["Hall<at 1 60>9:15 AM", "", "   "])

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from grue.hosts.zork.games.game import Observation as Seen
 from grue.hosts.zork.games.story_text import (
     SAYS_DARK,
     SAYS_DIED,
@@ -11,7 +12,6 @@ from grue.hosts.zork.games.story_text import (
     SAYS_WON,
     TOOK_NO_TIME,
     WIDTH,
-    Told,
     asks_something,
     heading,
     take_status_line,
@@ -56,32 +56,50 @@ def test_tidy_joins_only_what_the_interpreter_broke() -> None:
     [
         (
             "Your score is 55 (total of 350 points), in 33 moves.\nThis gives you the rank of Novice.",
-            Told(55, 350, 33),
+            Seen(score=55, max_score=350, moves=33),
         ),
-        ("Your score would be -10 (total of 350 points), in 1 move.", Told(-10, 350, 1)),
-        ("You have so far scored 5 out of a possible 30, in 20 turns.", Told(5, 30, 20)),
-        ("You have scored 5 points out of a maximum of 30.", Told(5, 30)),
-        ("Your score is 7.", Told(7)),
+        (
+            "Your score would be -10 (total of 350 points), in 1 move.",
+            Seen(score=-10, max_score=350, moves=1),
+        ),
+        (
+            "You have so far scored 5 out of a possible 30, in 20 turns.",
+            Seen(score=5, max_score=30, moves=20),
+        ),
+        ("You have scored 5 points out of a maximum of 30.", Seen(score=5, max_score=30)),
+        ("Your score is 7.", Seen(score=7)),
         ('I don\'t know the word "score".', None),
         ("There is no score in this story.", None),
         ("A score of men stand here.", None),
         ("You are out of 3 matches.", None),
     ],
 )
-def test_told_score(reply: str, told: Told | None) -> None:
+def test_told_score(reply: str, told: Seen | None) -> None:
     assert told_score(reply) == told
 
 
 @pytest.mark.parametrize(
     ("line", "status"),
     [
-        (" West of House          Score: 0        Moves: 1", Told(0, moves=1, room="West of House")),
-        (" Kitchen                Score: -5   Turns: 12  ", Told(-5, moves=12, room="Kitchen")),
-        ("Kitchen                                    10/25", Told(10, moves=25, room="Kitchen")),
-        ("Kitchen (on the stool)      10 / 25 ", Told(10, moves=25, room="Kitchen (on the stool)")),
+        (
+            " West of House          Score: 0        Moves: 1",
+            Seen(score=0, moves=1, location="West of House"),
+        ),
+        (
+            " Kitchen                Score: -5   Turns: 12  ",
+            Seen(score=-5, moves=12, location="Kitchen"),
+        ),
+        (
+            "Kitchen                                    10/25",
+            Seen(score=10, moves=25, location="Kitchen"),
+        ),
+        (
+            "Kitchen (on the stool)      10 / 25 ",
+            Seen(score=10, moves=25, location="Kitchen (on the stool)"),
+        ),
     ],
 )
-def test_a_status_line_is_read_and_taken_out(line: str, status: Told) -> None:
+def test_a_status_line_is_read_and_taken_out(line: str, status: Seen) -> None:
     assert take_status_line(f"{line}\n\nTaken.") == ("Taken.", status)
 
 
