@@ -447,16 +447,18 @@ class ScriptedLlmServer:
                 return error_reply(400, text)
             return self._script[self._served - 1]
 
-    def _connected(self, connection: socket.socket) -> None:
+    @contextlib.contextmanager
+    def _serving(self, connection: socket.socket) -> Iterator[None]:
         with self._lock:
             self.accepted += 1
             self._connections[connection] = threading.current_thread()
             if self._closing.is_set():
                 _wake(connection)
-
-    def _disconnected(self, connection: socket.socket) -> None:
-        with self._lock:
-            del self._connections[connection]
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._connections[connection]
 
 
 def _wake(connection: socket.socket) -> None:
@@ -529,13 +531,9 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: _HttpServer
 
-    def setup(self) -> None:
-        super().setup()
-        self.server.owner._connected(self.connection)  # noqa: SLF001 - two halves of one server
-
-    def finish(self) -> None:
-        self.server.owner._disconnected(self.connection)  # noqa: SLF001
-        super().finish()
+    def handle(self) -> None:
+        with self.server.owner._serving(self.connection):  # noqa: SLF001 - two halves of one server
+            super().handle()
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "0")

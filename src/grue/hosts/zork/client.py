@@ -75,7 +75,7 @@ class LLMClient:
             transport = _InThreads(transport)
         self._transport: httpx.AsyncBaseTransport | None = transport
         self._sleep = sleep
-        self.chat = SimpleNamespace(completions=_Completions(self))
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
     def __enter__(self) -> Self:
         return self
@@ -118,9 +118,8 @@ class LLMClient:
     @property
     def completes_by_itself(self) -> bool:
         """`True` if a program has overridden `chat_completions_create` or `chat.completions.create`."""
-        completions = getattr(self.chat, "completions", None)
-        ours = isinstance(completions, _Completions) and not is_overridden(completions, _COMPLETIONS_METHOD)
-        return not ours or is_overridden(self, _COMPLETION_METHOD)
+        create = getattr(getattr(self.chat, "completions", None), "create", None)
+        return create != self._create or is_overridden(self, _COMPLETION_METHOD)
 
     def chat_completions_create(
         self,
@@ -192,6 +191,9 @@ class LLMClient:
             raise CompletionError(outcome)
         return response_of(outcome, model)
 
+    def _create(self, *args: Any, **kwargs: Any) -> LLMResponse:
+        return self.chat_completions_create(*args, **kwargs)
+
     async def _outcome(
         self,
         endpoint: LlmEndpoint,
@@ -211,17 +213,8 @@ class LLMClient:
         return supports_tool_calling(model, config or self.config)
 
 
-class _Completions:
-    def __init__(self, client: LLMClient) -> None:
-        self._client = client
-
-    def create(self, *args: Any, **kwargs: Any) -> LLMResponse:
-        return self._client.chat_completions_create(*args, **kwargs)
-
-
 _COMPLETION_METHOD = own_methods(LLMClient, ("chat_completions_create",))
 _SUPPORT_METHOD = own_methods(LLMClient, ("_supports_tool_calling",))
-_COMPLETIONS_METHOD = own_methods(_Completions, ("create",))
 
 
 class _AskedByClient(LlmEndpoint):
