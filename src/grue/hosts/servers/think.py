@@ -152,9 +152,7 @@ def _malformed(given: Json) -> list[str]:
 
 def _is_count(value: object) -> bool:
     # JSON has one kind of number, so 3.0 counts as an integer.
-    if isinstance(value, float):
-        return value.is_integer() and value >= 1
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
 
 
 KINDS: dict[str, tuple[Callable[[object], bool], str]] = {
