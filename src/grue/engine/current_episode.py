@@ -199,7 +199,7 @@ class CurrentEpisode:
     """Runs a runner's turns, except those of `Runner.map`, and its tool calls outside turns. Thread-safe.
 
     If `lasting`, all work runs in one event loop, until `close` or until this object is garbage collected.
-    Otherwise the work of `submit` and `run_beside` shares a loop, in which a turn of `run` runs too if the
+    Otherwise the work of `submit` and `run_in_loop` shares a loop, in which a turn of `run` runs too if the
     loop is open; it ends after its last work. Other work runs in a new loop, or in its async caller's loop.
     """
 
@@ -227,15 +227,11 @@ class CurrentEpisode:
             self._recorder.refuse_observers()
         if not self.lasting and self._episode is None:
             return self._run_alone(work)
-        return self._run_in_episode(work)
-
-    def run_beside(self, work: Work[T]) -> T:
-        """Run work in the episode's loop at once, even while turns run. Blocks until the work is done."""
-        return self._run_in_episode(work, beside=True)
+        return self.run_in_loop(work)
 
     def run_outside_turns(self, work: Work[T]) -> T:
         """Run `work`, which makes tool calls outside turns. Blocks; starts at once, even if a turn runs."""
-        return self.run_beside(work) if self.lasting else self._run_alone(work)
+        return self.run_in_loop(work, beside=True) if self.lasting else self._run_alone(work)
 
     async def run_async(self, work: Work[T], *, beside: bool = False) -> T:
         """Run a turn, or with `beside` other work, without blocking the caller's asyncio loop."""
@@ -289,7 +285,8 @@ class CurrentEpisode:
             for each in alone:
                 each.join(deadline - time.monotonic())
 
-    def _run_in_episode(self, work: Work[T], *, beside: bool = False) -> T:
+    def run_in_loop(self, work: Work[T], *, beside: bool = False) -> T:
+        """Run a turn in the episode's loop; or with `beside`, other work, which starts at once. Blocks."""
         episode = self._running(users=1)
         try:
             return episode.call(work, beside=beside)

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Struct, field
 
 from grue import messages as m
-from grue.engine.conversations.recorded_conversation import parked_at
+from grue.engine.conversations.recorded_conversation import listing_in, parked_at
 from grue.errors import LLMError, TraceError
 from grue.protocol.turn.connection import Disabled, Proven, Settled
 from grue.protocol.turn.prices import Spent
@@ -198,10 +198,9 @@ class Past(Struct, Generic[_Started], kw_only=True):
                 self.tool_calls += len(end.tool_calls)
                 self.spent = self.spent.plus(end.requests, end.usage)
                 return Spent()
-            case m.SessionOpened(server=server, tools=tools) as opened:
+            case m.SessionOpened(server=server):
                 self.connections[server] = Proven()
-                if not (envelope.redacted or opened.serves_unlisted):
-                    self.listings[server] = tools
+                self.listings |= listing_in(envelope)
             case m.McpDisabled(server=server, reason=reason, newly=newly, last_words=words):
                 known = self.connections.get(server)
                 if newly:

@@ -339,11 +339,11 @@ class RecordedApproval(Approval, frozen=True, kw_only=True):
         if self.misses == "ask":
             policy = ToolPolicy(rules=(ToolRule(verdict="ask"),))
             ask = super().answerer(replace(command, tool_policy=policy), Recorder())
-        return lambda note: RecordedConnection(server, self, None if live is None else live(note), ask)
+        return lambda note: _RecordedConnection(server, self, None if live is None else live(note), ask)
 
 
 @dataclass(eq=False, repr=False)
-class RecordedConnection:
+class _RecordedConnection:
     """A `ToolConnection` that answers calls with recorded results."""
 
     _server: m.ServerName
@@ -414,7 +414,6 @@ class RecordedConnection:
         return None
 
     async def finish_task(self, tool: str, task: m.ToolTask, timeout_s: float) -> m.ToolCallResult:
-        """Return a task's recorded result, or ask the server; raises `ForkMissed` if no server runs."""
         found = self._fork.record.of_task(task)
         if found is not None:
             return self._as_recorded(found, tool)
@@ -430,7 +429,6 @@ class RecordedConnection:
         return tools
 
     def exclusive(self) -> contextlib.AbstractAsyncContextManager[object]:
-        """Return a context manager that keeps other users out of the live server's session."""
         return connections.exclusive(None if self._down is not None else self._live)
 
     @property

@@ -539,7 +539,7 @@ class Runner(AsyncToolAccess, Closing):
             KeyboardInterrupt: Ctrl-C was pressed.
         """
         tool_servers.load_sessions(self._wiring.servers.values())
-        self._episode.run_beside(self._prepare_endpoint)
+        self._episode.run_in_loop(self._prepare_endpoint, beside=True)
 
     def _outside_turns(self, work: SessionWork[V]) -> V:
         return self._episode.run_outside_turns(self._in_sessions(work))

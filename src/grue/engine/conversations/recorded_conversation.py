@@ -608,12 +608,10 @@ def chosen(parts: dict[int, RecordedTurn], turn: int | None, path: str | PathLik
 
     Raises `NothingToResume` if `turn` cannot be resumed, or no turn or several turns can.
     """
-    usable = {number: part for number, part in parts.items() if part.is_open}
-    if turn is None and len(usable) == 1:
+    usable = {number: part for number, part in parts.items() if part.is_open and turn in (None, number)}
+    if len(usable) == 1:
         return next(iter(usable.values()))
-    if turn is not None and turn in usable:
-        return usable[turn]
-    if turn is None and usable:
+    if usable:
         numbers = ", ".join(map(str, usable))
         raise NothingToResume(f"{path} holds several turns that can be resumed: {numbers}. Name one: turn=N.")
     number = turn if turn is not None else max(parts, default=0)

@@ -116,7 +116,15 @@ def resumed_turn(
             under_way.require_ended(part.run.turn)
             running.enter_context(under_way.running(part.run.turn))
         where = part.resumption(asked.trace)
-        check_fit(part.run, spec_of(asked.answer), settings)
+        missing = [name for name in part.run.servers if name not in settings.wiring.servers]
+        if missing:
+            raise MCPError(f"Turn {part.run.turn} uses servers that this runner lacks: {', '.join(missing)}.")
+        _ = settings.wiring.lender  # raises an error if the runner's `llm` cannot continue the turn
+        if spec_of(asked.answer).schema != part.run.answer:
+            raise MCPError(
+                f"Turn {part.run.turn} was started with another form of answer. Resume it with the same"
+                " `answer`."
+            )
         check_changes(where.parked.questions, asked.decisions)
         before = Spent(requests=where.parked.requests, usage=where.parked.usage)
         counted = counted and part.last_seq > writer.last_seq
@@ -197,18 +205,6 @@ def _going_on(
     turn.begun = begun
     turn.started_by = with_sizes(command, history.entries)
     return turn
-
-
-def check_fit(command: m.RunTurn, answer: AnswerSpec[Any], settings: TurnSettings) -> None:
-    """Raise `MCPError` if the runner's servers, its `llm` or `answer` do not fit the turn `command`."""
-    missing = [name for name in command.servers if name not in settings.wiring.servers]
-    if missing:
-        raise MCPError(f"Turn {command.turn} uses servers that this runner lacks: {', '.join(missing)}.")
-    _ = settings.wiring.lender
-    if answer.schema != command.answer:
-        raise MCPError(
-            f"Turn {command.turn} was started with another form of answer. Resume it with the same `answer`."
-        )
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ class NotSent(MCPError):  # noqa: N818 - named as the fact it reports, like the 
     """The session had ended before the call or request could be sent."""
 
 
-class CancellableConnection(WrappedConnection):
+class _CancellableConnection(WrappedConnection):
     """A connection that stays usable if another task cancels its current call by the scope `calling`."""
 
     def __init__(self, connection: ToolConnection) -> None:
@@ -55,7 +55,6 @@ class CancellableConnection(WrappedConnection):
         raise ToolRefusedError("cancelled by its caller", code=_CANCELLED)
 
     async def request(self, method: str, params: m.JsonObject, timeout_s: float) -> m.JsonObject:
-        """Send a request other than a tool call; raises `MCPError` unless the server is an MCP server."""
         async with self.exclusive():
             return await connections.request(self._connection, method, params, timeout_s)
 
@@ -76,7 +75,7 @@ class OwnedSession:
     serves_unlisted: bool = False
     closed: m.SessionClosed | None = None
     died: m.ServerFailure | None = None
-    _client: CancellableConnection | None = None
+    _client: _CancellableConnection | None = None
     _actor: SessionActor | None = None
     _group: Supervisor | None = None
     _calls: int = 0
@@ -306,8 +305,8 @@ class OwnedSession:
                 await recorder.shown()
                 going_on = self._take(event)
 
-    def _connect(self, note: Note) -> CancellableConnection:
-        self._client = CancellableConnection(self._connect_to_server(note))
+    def _connect(self, note: Note) -> _CancellableConnection:
+        self._client = _CancellableConnection(self._connect_to_server(note))
         return self._client
 
     def _take(self, event: m.SessionEvent) -> bool:

@@ -300,27 +300,20 @@ class ServerSessions:
                     return state.outcome
                 await state.session.close()
             state.reconnects += counted
-            state.outcome, session = await self._open(name)
-            state.session = session or state.session
+            command = m.OpenSession(server=name, turn=0, timeout_s=self.limits.startup_timeout_s(name))
+            session = OwnedSession(command, self.servers[name], self.recorder, Untried())
+            match await session.opened():
+                case m.SessionOpened() as opened:
+                    state.session, state.outcome = session, opened
+                case m.StartupFailed(failure=failure):
+                    state.outcome = failure
+                case _:
+                    session.raise_fault()
+                    raise errors.MCPError(
+                        f"The session with MCP server '{name}' ended: {session.fault or 'it was closed'}"
+                    ) from session.fault
             state.attempts += 1
             return state.outcome
-
-    async def _open(
-        self, name: m.ServerName
-    ) -> tuple[m.SessionOpened | m.ServerFailure, OwnedSession | None]:
-        command = m.OpenSession(server=name, turn=0, timeout_s=self.limits.startup_timeout_s(name))
-        session = OwnedSession(command, self.servers[name], self.recorder, Untried())
-        outcome = await session.opened()
-        match outcome:
-            case m.SessionOpened():
-                return outcome, session
-            case m.StartupFailed(failure=failure):
-                return failure, None
-            case _:
-                session.raise_fault()
-                raise errors.MCPError(
-                    f"The session with MCP server '{name}' ended: {session.fault or 'it was closed'}"
-                ) from session.fault
 
 
 @dataclass
