@@ -231,7 +231,6 @@ _NAME = (
 _CALL_ID = (
     r"tool.?call.?id was|(?:tool_calls\[\d+\]\.|call_|tool_use[._])id\b[^\n]{0,80}(?:too long|pattern|length)"
 )
-_UNSIGNED = r"missing an? \W?thought_?signature"
 _REFUSAL = (
     r"unsupported|(?:not|n.t) support|unknown|unrecognized|unexpected|unavailable"
     r"|not (be )?(permitted|allowed)|deprecated|cannot|can't|does not|no longer|invalid|extra|must|only"
@@ -252,9 +251,6 @@ _FORMAT = (
     r"|structured output|text\.format|json mode|response mime type"
 )
 _ROLE = r"\brole\b|'(developer|system)'"
-_NO_INSTRUCTION = r"(?:developer|system) instruction is not enabled"
-_ORDER = r"unexpected role 'user' after role 'tool'"
-_ELSEWHERE = r"v1/responses"
 _OF_REASONING = {
     "reasoning_effort": r"reasoning[_ ]?effort",
     "reasoning": r"reasoning|encrypted content",
@@ -278,9 +274,11 @@ def _refused(noun: str) -> str:
     )
 
 
-_NO_IMAGES = _refused("image|image_url|input_image|image input|vision")
-_NO_AUDIO = _refused("audio|input_audio|audio input")
-_NO_FILES = _refused("file|input_file|document|pdf")
+_OF_MEDIA = {  # by the profile's field
+    "images": _refused("image|image_url|input_image|image input|vision"),
+    "audio": _refused("audio|input_audio|audio input"),
+    "files": _refused("file|input_file|document|pdf"),
+}
 _TEXT_ONLY = (
     r"not a multi-?modal model|not support multi-?modal|text[ -]only"
     r"|content\b[^\n]{0,40}(?:must be a string|expected a string)(?! that| with)"
@@ -303,7 +301,7 @@ def adapt_profile(profile: WireProfile, status: int | None, words: str) -> WireP
 
 
 def _other_wire(profile: WireProfile, words: str) -> WireProfile | None:
-    if profile.wire != "chat_completions" or not says(_ELSEWHERE, words):
+    if profile.wire != "chat_completions" or not says(r"v1/responses", words):
         return None
     sampling = profile.sampling & {"temperature", "top_p", "max_tokens"}
     return replace(profile, wire="responses", names="encoded", reasoning="reasoning", sampling=sampling)
@@ -372,14 +370,9 @@ def _reasoning(profile: WireProfile, words: str) -> WireProfile | None:
 
 
 def _media(profile: WireProfile, words: str) -> WireProfile | None:
-    if says(_TEXT_ONLY, words):
-        return replace(profile, images=False, audio=False, files=False)
-    return replace(
-        profile,
-        images=profile.images and not says(_NO_IMAGES, words),
-        audio=profile.audio and not says(_NO_AUDIO, words),
-        files=profile.files and not says(_NO_FILES, words),
-    )
+    text_only = says(_TEXT_ONLY, words)
+    refused = [field for field, pattern in _OF_MEDIA.items() if text_only or says(pattern, words)]
+    return replace(profile, **dict.fromkeys(refused, False))
 
 
 _ADAPTATIONS: tuple[Adaptation, ...] = (  # the most specific adaptations are tried first
@@ -388,11 +381,15 @@ _ADAPTATIONS: tuple[Adaptation, ...] = (  # the most specific adaptations are tr
     _if_told(_TOOLS, tools_with_forced=True),
     _if_told(_NAME, lambda profile: profile.names == "learn", names="encoded"),
     _if_told(_CALL_ID, call_ids=SHORT_CALL_IDS),  # 9 letters and digits suit every endpoint
-    _if_told(_UNSIGNED, lambda profile: profile.wire == "chat_completions", signs_calls=True),
+    _if_told(
+        r"missing an? \W?thought_?signature",
+        lambda profile: profile.wire == "chat_completions",
+        signs_calls=True,
+    ),
     _max_tokens,
     _if_told("cache_control", cache_markers=0, given_cache_markers=0),
-    _if_told(_ORDER, assistant_after_results=True),
-    _if_told(_NO_INSTRUCTION, system_role="user"),
+    _if_told(r"unexpected role 'user' after role 'tool'", assistant_after_results=True),
+    _if_told(r"(?:developer|system) instruction is not enabled", system_role="user"),
     _system_role,
     _answer_format,
     _sampling,

@@ -98,12 +98,7 @@ def completion(body: bytes, said: Reply) -> m.JsonObject:
         message["tool_calls"] = [chat_call(call.id, call.name, call.arguments) for call in said.calls]
     prompt = _tokens(len(body))
     written = _tokens(len(said.content or "") + sum(len(call.name + call.arguments) for call in said.calls))
-    usage = {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
+    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
     finish = "tool_calls" if said.calls else "stop"
     named = {"id": f"offline-{hashlib.sha256(body).hexdigest()[:24]}", "model": MODEL}
     return chat_completion(message, finish, usage) | named
@@ -165,11 +160,9 @@ def _as_thinking_tool(function: Function) -> ThinkingTool | None:
     sample = Thought("A thought, to see whether it fits.")
     for carrier in carriers:
         tool = ThinkingTool(function.name, function.parameters, carrier)
-        try:
+        with contextlib.suppress(UnsatisfiableError):
             tool.arguments(sample, 1, 1)
-        except UnsatisfiableError:
-            continue
-        return tool
+            return tool
     return None
 
 

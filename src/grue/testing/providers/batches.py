@@ -277,16 +277,14 @@ def _shown(batch: _Batch) -> Json:
     if batch.anthropic:
         return _shown_anthropic(batch)
     ended = batch.state not in ("running", "failed")
-    errors = (
-        {"object": "list", "data": [{"code": "invalid_file", "message": batch.why}]} if batch.why else None
-    )
+    errors = {"object": "list", "data": [{"code": "invalid_file", "message": batch.why}]}
     return {
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
         "input_file_id": batch.file,
         "status": "in_progress" if batch.state == "running" else batch.state,
-        "errors": errors,
+        "errors": errors if batch.why else None,
         "created_at": int(batch.created),
         "output_file_id": f"{batch.id}-output" if ended and batch.good else None,
         "error_file_id": f"{batch.id}-error" if ended and batch.bad else None,

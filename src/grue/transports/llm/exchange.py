@@ -688,7 +688,7 @@ class _Incoming:
     async def body(self) -> bytes | None:
         """Return the reply's body, or `None` if a stream has ended before the reply was complete."""
         if self.streamed is not None and not self._is_object:
-            await self._end(self.streamed)
+            self._end(self.streamed)
             if self._is_stream:
                 assembler = self.streamed.assembler
                 if not self.whole:
@@ -737,17 +737,14 @@ class _Incoming:
             raise DamagedStream(self._lines.damage)
         return deltas
 
-    async def _end(self, streamed: Streamed) -> None:
+    def _end(self, streamed: Streamed) -> None:
         """Pass on a last event that no blank line ends, unless it is damaged.
 
         Raises `DamagedStream` if an earlier line of the stream was damaged.
         """
         sound = not self._lines.damage
         with contextlib.suppress(DamagedStream):
-            large = self._lines.waiting > LONG_BYTES
-            feed = functools.partial(self._feed, streamed.assembler, self._lines.end())
-            deltas = await anyio.to_thread.run_sync(feed, abandon_on_cancel=True) if large else feed()
-            for delta in _joined(deltas):
+            for delta in _joined(self._feed(streamed.assembler, self._lines.end())):
                 streamed.show(delta)
         if not sound and self._is_stream:
             raise DamagedStream(self._lines.damage)
