@@ -461,10 +461,9 @@ def _remedy(
         case "key":
             accepted = "to a key that this endpoint accepts for this model."
             return f"{key} Set {profile.key_variable} {accepted}".lstrip()
-        case "permission" if key.startswith(NO_KEY):
-            return f"{key} Set {profile.key_variable} to the key of an account that may do it."
         case "permission":
             allow = "Allow the key's account what the endpoint's words name, at the provider, or set"
+            allow = f"{key} Set" if key.startswith(NO_KEY) else allow
             return f"{allow} {profile.key_variable} to the key of an account that may do it."
         case "rate":
             return f"{_when(fault)}, send fewer requests at once, or ask the provider for a higher limit."

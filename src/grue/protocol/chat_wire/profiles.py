@@ -231,6 +231,7 @@ _NAME = (
 _CALL_ID = (
     r"tool.?call.?id was|(?:tool_calls\[\d+\]\.|call_|tool_use[._])id\b[^\n]{0,80}(?:too long|pattern|length)"
 )
+_UNSIGNED = r"missing an? \W?thought_?signature"
 _REFUSAL = (
     r"unsupported|(?:not|n.t) support|unknown|unrecognized|unexpected|unavailable"
     r"|not (be )?(permitted|allowed)|deprecated|cannot|can't|does not|no longer|invalid|extra|must|only"
@@ -381,11 +382,7 @@ _ADAPTATIONS: tuple[Adaptation, ...] = (  # the most specific adaptations are tr
     _if_told(_TOOLS, tools_with_forced=True),
     _if_told(_NAME, lambda profile: profile.names == "learn", names="encoded"),
     _if_told(_CALL_ID, call_ids=SHORT_CALL_IDS),  # 9 letters and digits suit every endpoint
-    _if_told(
-        r"missing an? \W?thought_?signature",
-        lambda profile: profile.wire == "chat_completions",
-        signs_calls=True,
-    ),
+    _if_told(_UNSIGNED, lambda profile: profile.wire == "chat_completions", signs_calls=True),
     _max_tokens,
     _if_told("cache_control", cache_markers=0, given_cache_markers=0),
     _if_told(r"unexpected role 'user' after role 'tool'", assistant_after_results=True),

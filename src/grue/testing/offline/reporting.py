@@ -23,30 +23,15 @@ _CANNOT: Final = (
 _HOURS: Final = re.compile(r"\d+(?:\.\d+)?")
 _WHERE, _READ_ALL, _THINK = "list_allowed_directories", "read_multiple_files", "think"
 
-
 _Action: TypeAlias = tuple[str, m.JsonObject]
+# By action and target: the output of the last that is completed; `None`: none is.
+_Results: TypeAlias = dict[tuple[object, object], str | None]
 
 
 class _Row(Struct, frozen=True):
     project: str
     hours: float
     what: str
-
-
-class _Results(Struct, frozen=True):
-    all: list[m.JsonObject]
-
-    def output(self, action: str, target: str = "") -> str | None:
-        for each in reversed(self.all):
-            if each.get("status") == "completed" and self._is(each, action, target):
-                return str(each.get("output", ""))
-        return None
-
-    def tried(self, action: str, target: str) -> bool:
-        return any(self._is(each, action, target) for each in self.all)
-
-    def _is(self, result: m.JsonObject, action: str, target: str) -> bool:
-        return result.get("action") == action and result.get("target", "") == target
 
 
 def reply_to_task(request: ChatRequest) -> Reply:
@@ -56,12 +41,15 @@ def reply_to_task(request: ChatRequest) -> Reply:
     if _SKILL not in {each.get("name") for each in _section(system, "SKILLS:\n")}:
         return _answer("", ("finish", {"answer": _CANNOT, "success": False}))
     tools = {str(each.get("name")) for each in _section(system, "MCP_TOOLS:\n")}
-    results = _Results([each for text in said for each in _section(text, "RESULTS:\n")])
+    results: _Results = {}
+    for each in (each for text in said for each in _section(text, "RESULTS:\n")):
+        key, completed = (each.get("action"), each.get("target", "")), each.get("status") == "completed"
+        results[key] = str(each.get("output", "")) if completed else results.get(key)
     return _preparing(results) or _reading(results, tools) or _writing(results, tools)
 
 
 def _preparing(results: _Results) -> Reply | None:
-    if results.output("use_skill", _SKILL) is not None and results.output("list_files", _NOTES) is not None:
+    if results.get(("use_skill", _SKILL)) is not None and results.get(("list_files", _NOTES)) is not None:
         return None
     return _answer(
         "There is a skill for this report. I read it first, and look which notes there are.",
@@ -72,12 +60,12 @@ def _preparing(results: _Results) -> Reply | None:
 
 def _reading(results: _Results, tools: set[str]) -> Reply | None:
     if not {_WHERE, _READ_ALL} <= tools:
-        unread = [path for path in _notes(results) if results.output("read_file", path) is None]
+        unread = [path for path in _notes(results) if results.get(("read_file", path)) is None]
         reads: list[_Action] = [("read_file", {"path": path}) for path in unread]
         return _answer("Now the notes, one by one.", *reads) if unread else None
-    if results.output("mcp_call", _READ_ALL) is not None:
+    if results.get(("mcp_call", _READ_ALL)) is not None:
         return None
-    where = results.output("mcp_call", _WHERE)
+    where = results.get(("mcp_call", _WHERE))
     if where is None:
         return _answer("The server for files says where it may read.", _call(_WHERE))
     folder = (where.strip().splitlines() or ["."])[-1]
@@ -89,14 +77,14 @@ def _writing(results: _Results, tools: set[str]) -> Reply:
     rows = _rows(results)
     sums = _sums(rows)
     total = sum(sums.values())
-    if _THINK in tools and not results.tried("mcp_call", _THINK):
+    if _THINK in tools and ("mcp_call", _THINK) not in results:
         most = next(iter(sums), "nothing")
         thought = (
             f"{len(rows)} lines, {total:g} hours. Most went into the {most}. Do the sums add up? They do."
         )
         step = {"thoughtNumber": 1, "totalThoughts": 1, "nextThoughtNeeded": False}
         return _answer("The skill says: think before you write.", _call(_THINK, thought=thought, **step))
-    if results.output("write_file", _REPORT) is None:
+    if results.get(("write_file", _REPORT)) is None:
         said = f"I have read {len(_notes(results))} files and write {_REPORT}."
         return _answer(
             "The numbers agree.",
@@ -107,13 +95,13 @@ def _writing(results: _Results, tools: set[str]) -> Reply:
 
 
 def _notes(results: _Results) -> list[str]:
-    lines = (results.output("list_files", _NOTES) or "").splitlines()
+    lines = (results.get(("list_files", _NOTES)) or "").splitlines()
     return [f"{_NOTES}/{name}" for line in lines if (name := line.rpartition(" (")[0]).endswith(".csv")]
 
 
 def _rows(results: _Results) -> list[_Row]:
-    texts = [results.output("read_file", path) or "" for path in _notes(results)]
-    texts.append(results.output("mcp_call", _READ_ALL) or "")
+    texts = [results.get(("read_file", path)) or "" for path in _notes(results)]
+    texts.append(results.get(("mcp_call", _READ_ALL)) or "")
     whole = (line for text in texts for line in _lines(text) if len(line) == 4 and _HOURS.fullmatch(line[2]))
     return [_Row(line[1], float(line[2]), line[3]) for line in whole]
 

@@ -67,17 +67,15 @@ class Dialect(Struct, frozen=True, kw_only=True):
             return None
 
 
-def _dialect(name: str) -> Dialect:
-    module = import_module(f"{providers.__name__}.{name}{_SUFFIX}")
-    own = {field: each for field, each in vars(module).items() if field in Dialect.__struct_fields__}
-    return Dialect(name=name, **own)
+def _dialect(module: str) -> Dialect:
+    own = vars(import_module(f"{providers.__name__}.{module}"))
+    fields = {name: each for name, each in own.items() if name in Dialect.__struct_fields__}
+    return Dialect(name=module.removesuffix(_SUFFIX), **fields)
 
 
 _SUFFIX = "_dialect"
-_NAMES = [
-    each.name.removesuffix(_SUFFIX) for each in iter_modules(providers.__path__) if _SUFFIX in each.name
-]
-DIALECTS = {name: _dialect(name) for name in _NAMES}
+_MODULES = [each.name for each in iter_modules(providers.__path__) if each.name.endswith(_SUFFIX)]
+DIALECTS = {each.name: each for each in map(_dialect, _MODULES)}
 CHAT = DIALECTS["chat_completions"]
 
 

@@ -176,8 +176,8 @@ def error(status: int, said: Json) -> Json:
     kind = _ERROR_TYPES.get(
         status, "api_error" if status >= 500 or status == 200 else "invalid_request_error"
     )
-    error = {"type": kind, "message": said.get("message")}
-    return {"type": "error", "error": error, "request_id": f"req_{shared.number_of(said)}"}
+    inner = {"type": kind, "message": said.get("message")}
+    return {"type": "error", "error": inner, "request_id": f"req_{shared.number_of(said)}"}
 
 
 def owed(message: Json) -> dict[str, list[Json]]:
