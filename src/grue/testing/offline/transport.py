@@ -1,6 +1,5 @@
 """The offline model as an httpx transport, which replaces the network."""
 
-import hashlib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final
@@ -124,7 +123,5 @@ def _error(message: str, param: str | None = None, code: str | None = None) -> m
 
 
 def _json(status: int, content: m.JsonObject) -> httpx.Response:
-    body = msgspec.json.encode(content)
-    digest = hashlib.sha256(body).hexdigest()[:24]
-    headers = {"Content-Type": "application/json", "X-Request-Id": f"offline-{digest}"}
-    return httpx.Response(status, headers=headers, content=body)
+    headers = {"Content-Type": "application/json"}
+    return httpx.Response(status, headers=headers, content=msgspec.json.encode(content))
