@@ -51,6 +51,7 @@ from grue.testing.llm_server import (
     text_reply,
     tool_calls_reply,
 )
+from grue.tracing.marks import Mark, write_mark
 
 pytestmark = pytest.mark.made_up_trace  # one of them is damaged
 
@@ -407,3 +408,12 @@ def test_a_trajectory_has_the_results_of_turns_that_ran_at_the_same_time(tmp_pat
     asked = [each for each in steps if each["source"] == "agent"]
     for turn, step in zip(turns, asked, strict=True):
         assert f"of turn {turn}" in step["observation"]["results"][0]["content"]
+
+
+def test_a_run_folder_of_a_fleet_has_the_marks_of_its_attempt(tmp_path: Path) -> None:
+    run = tmp_path / "ab" / "attempt-2"
+    run.mkdir(parents=True)
+    for version, score, attempt in (("2", 0.2, 2), ("10", 1.0, 2), ("11", 0.5, 1)):
+        write_mark(run.parent, Mark(scorer="polite", version=version, score=score, attempt=attempt))
+    for place in (run, run / TRACE):
+        assert export.run_episode(place).scores == {"polite": 1.0}

@@ -29,7 +29,7 @@ from grue import messages as m
 from grue.engine.conversations.recorded_conversation import Talk, TalkReader, talk_reader
 from grue.errors import FleetError, MissingDependencyError, TraceError
 from grue.fleet.course import Course, read_course
-from grue.fleet.results import all_settings, has_trace, results
+from grue.fleet.results import Result, all_settings, has_trace, results
 from grue.protocol.context.history import items_of
 from grue.protocol.json_text import strict_object, to_json
 from grue.protocol.tools.names import openai_call, openai_tool
@@ -400,10 +400,13 @@ def fleet_episodes(fleet: Path) -> Iterator[EpisodeRow]:
 
 def run_episode(path: Path) -> EpisodeRow:
     """Return the row for the episode in a run folder or a trace file."""
-    folder, trace = (path, path / TRACE_FILE) if path.is_dir() else (place_of_marks(path)[0], path)
+    trace = path / TRACE_FILE if path.is_dir() else path
+    folder, attempt = place_of_marks(trace)
     name = path.absolute().name if path.is_dir() or path.name != TRACE_FILE else path.absolute().parent.name
-    marks = {mark.scorer: mark.score for mark in read_marks(folder)}
-    row = EpisodeRow(episode=name, trace=str(trace) if trace.is_file() else None, scores=marks)
+    marks = tuple(mark for mark in read_marks(folder) if mark.attempt in (0, attempt))
+    by_name = Result(id=name, outcome="scored", marks=marks).scores
+    scores = {name: score for name, score in by_name.items() if "@" not in name}
+    row = EpisodeRow(episode=name, trace=str(trace) if trace.is_file() else None, scores=scores)
     _add_course(row, read_course(trace))
     return row
 
