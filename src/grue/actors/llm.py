@@ -28,7 +28,7 @@ from grue.protocol.context.fit import TEXT_BYTES_PER_TOKEN, sizes_of
 from grue.protocol.context.history import History
 from grue.protocol.retry import RetryPolicy
 from grue.protocol.turn import completion_attempts as attempts
-from grue.protocol.turn.prices import most_usage, with_cost
+from grue.protocol.turn.prices import Price, most_usage, with_cost
 from grue.runtime.actor import Actor, Mailbox, Note, reply
 from grue.runtime.large_data import JOINED_AT_ONCE, LONG
 from grue.runtime.trace.recorder import Envelope
@@ -56,16 +56,17 @@ class Asking(Struct, eq=False):
     unreported: m.Usage = m.Usage()  # the estimated cost so far, reported on failure or cancellation
     _shown: bool = False
     _cut: m.Usage = m.Usage()
+    _price: Price | None = None
     _room: ReplyRoom | None = field(default_factory=current_room)
-    _thoughts: ThoughtSplitter = field(default_factory=ThoughtSplitter)
+    _thoughts: ThoughtSplitter | None = None  # of the reply, if it is shown
 
     def __post_init__(self) -> None:
-        self.unreported = self.lost
+        self.unreported, self._price = self.lost, self.endpoint.price
 
     def go_on(self, endpoint: LlmEndpoint, retry: RetryPolicy) -> None:
         """Ask another endpoint from now on, by the policy `retry`."""
         self.take_back()
-        self.endpoint, self.retry = endpoint, retry
+        self.endpoint, self.retry, self._price = endpoint, retry, endpoint.price
         self.lost, self._cut = self.unreported, m.Usage()
 
     def take_back(self) -> None:
@@ -136,8 +137,7 @@ class Asking(Struct, eq=False):
         streams = self.endpoint.profile.streams or must_stream
         shown = self.command.stream and streams and self._room is None
         stream = shown or must_stream
-        if shown:
-            self._thoughts = ThoughtSplitter()
+        self._thoughts = ThoughtSplitter() if shown else None
         write = functools.partial(self.conversation.body, settings, choice=self.choice, stream=stream)
         long = self.conversation.size >= JOINED_AT_ONCE
         body = await anyio.to_thread.run_sync(write) if long else write()
@@ -157,18 +157,18 @@ class Asking(Struct, eq=False):
             return attempts.RequestFailed(fault=fault, failure=self.endpoint.describe(fault), profile=profile)
         per_token = self.conversation.bytes_per_token or TEXT_BYTES_PER_TOKEN
         before = self._cut + self.lost
-        self.unreported = before + most_usage(len(body), per_token, limit, self.endpoint.price)
+        self.unreported = before + most_usage(len(body), per_token, limit, self._price)
         reply = await self._posted(body, streamed, permit)
         self.unreported = before
         if isinstance(reply, Fault) and (reply.received or reply.usage.input_tokens):
             # Providers bill the part of a broken reply that has arrived. The usage usually comes with the end
             # of a reply; if it has not come, estimate it.
             tokens = math.ceil(reply.received / per_token)
-            estimate = most_usage(len(body), per_token, tokens, self.endpoint.price)
-            stated = with_cost(reply.usage, None, self.endpoint.price)
+            estimate = most_usage(len(body), per_token, tokens, self._price)
+            stated = with_cost(reply.usage, None, self._price)
             lost = stated if stated.input_tokens else estimate
             self.lost, self.unreported = self.lost + lost, before + lost
-        if shown:
+        if self._thoughts is not None:
             for part, text in self._thoughts.flush():
                 self._say_delta(text, part)
         if isinstance(reply, Reply):
@@ -209,7 +209,7 @@ class Asking(Struct, eq=False):
                 counted = reply.usage
                 if counted == m.Usage(cost_usd=counted.cost_usd):
                     counted = replace(self._estimated(len(body), reply), cost_usd=counted.cost_usd)
-                usage = with_cost(counted, reported, self.endpoint.price)
+                usage = with_cost(counted, reported, self._price)
                 facts = reply.facts
                 if isinstance(answer, exchange.Answered) and answer.first_chunk_s is not None:
                     facts = replace(facts, first_chunk_s=answer.first_chunk_s)
@@ -266,6 +266,7 @@ class Asking(Struct, eq=False):
         if delta.part != "content":
             self._say_delta(delta.text, delta.part)
             return
+        assert self._thoughts is not None, "only replies that are shown come here"
         for part, text in self._thoughts.feed(delta.text):
             self._say_delta(text, part)
 

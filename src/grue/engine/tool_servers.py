@@ -35,7 +35,7 @@ from grue.tool_sessions.connection import Connect, HostsConnection, SeenListing,
 from grue.tool_sessions.failures import DOWNLOAD_TIMEOUT_S, downloads
 from grue.tool_sessions.host_tools import HostTools, ToolServer
 from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
-from grue.transports.mcp.client_options import ClientOptions, Pinning
+from grue.transports.mcp.client_options import ClientOptions
 from grue.transports.mcp.sdk_version import require_mcp
 
 
@@ -52,11 +52,6 @@ def connect_to(
             return lambda note: HostsConnection(server, m.ServerName(name), note)
 
 
-def pinning(lock: ToolLock | None, server: m.ServerName, policy: OnToolDrift) -> Pinning | None:
-    """Return the definitions that `lock` approves for `server`, with `policy`; `None`: there is no lock."""
-    return None if lock is None else Pinning(pins=lock.pins(server), policy=policy)
-
-
 def _mcp_client(
     server: McpServer, registry: ProcessRegistry, options: ClientOptions, note: Note
 ) -> ToolConnection:
@@ -68,10 +63,10 @@ def _mcp_client(
 
     from grue.transports.mcp.client import McpClient  # a runner with only function tools does not need it
 
-    pins = options.pinning
-    if pins is not None:
-        pins = replace(pins, on_drift=lambda drifted: note(drifted, sender=server.name))
-    options = replace(options, on_notice=noted, on_task=became_task, pinning=pins)
+    def drifted(body: m.ToolDrifted) -> None:
+        note(body, sender=server.name)
+
+    options = replace(options, on_notice=noted, on_task=became_task, on_drift=drifted)
     return McpClient(server, registry, options)
 
 

@@ -176,7 +176,8 @@ def connect_fresh(
     options = ClientOptions(
         limits=wiring.process_limits,
         abilities=Abilities(sample=sample, elicit=wiring.elicit),
-        pinning=tool_servers.pinning(wiring.tool_lock, name, on_tool_drift),
+        pins=None if wiring.tool_lock is None else wiring.tool_lock.pins(name),
+        on_tool_drift=on_tool_drift,
         on_secret=wiring.recorder.hide,
         before_import=before_import,
         spoken=str if wiring.presumed is None else partial(wiring.presumed.take_spoken, name),

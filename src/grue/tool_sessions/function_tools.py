@@ -463,6 +463,9 @@ class ToolSettings(Struct, frozen=True, kw_only=True):
         check_settings(self, above_0=("timeout_s",))
 
 
+_UNMARKED = ToolSettings()
+
+
 @overload
 def tool(function: F, /) -> F: ...
 
@@ -786,13 +789,13 @@ def _refuse_what_cannot_be_called(name: str, function: object) -> None:
 
 
 def _function(name: str, function: Callable[..., Any]) -> _Function:
-    settings = settings_of(function) or ToolSettings()
+    settings = settings_of(function) or _UNMARKED
     documented = function
     # A partial's own docstring explains `functools.partial`.
     while isinstance(documented, functools.partial) and documented.__doc__ == functools.partial.__doc__:
         documented = documented.func
     docs = read_docstring(inspect.getdoc(documented))
-    description = docs.summary if settings_of(function) is None else docs.description
+    description = docs.summary if settings is _UNMARKED else docs.description
     parameters = Parameters(name, function, docs.parameters)
     definition = m.ToolDefinition(
         server=m.ServerName(""),

@@ -12,7 +12,7 @@ from grue import messages as m
 from grue.config.mcp_servers import MCPConfig, to_tool_server
 from grue.config.wiring import on_tool_drift, tool_lock, turn_limits
 from grue.engine.outside_turns.owned_session import OwnedSession
-from grue.engine.tool_servers import connect_to, hide_secrets, pinning, startup_limits
+from grue.engine.tool_servers import connect_to, hide_secrets, startup_limits
 from grue.errors import MCPServerStartupError, TraceError
 from grue.hosting import Envelope, GameConfiguration, LangfuseObserver, LoggerObserver, Note, error_for
 from grue.hosts.zork.look_alikes import member, own_methods
@@ -150,8 +150,11 @@ class MCPManager:
         limit_s = limits.startup_timeout_s(self.server_name) if turn is None else turn.startup_timeout_s
         command = m.OpenSession(server=self.server_name, turn=self._sessions, timeout_s=limit_s)
         # Pass no reference to the manager: an open session would keep the manager alive.
-        pins = pinning(self.tool_lock, self.server_name, on_tool_drift(self.config))
-        options = ClientOptions(pinning=pins, on_secret=self.recorder.hide)
+        options = ClientOptions(
+            pins=None if self.tool_lock is None else self.tool_lock.pins(self.server_name),
+            on_tool_drift=on_tool_drift(self.config),
+            on_secret=self.recorder.hide,
+        )
         connect = connect_to(self.server_name, self.tool_server, self._registry, options)
         # For a turn, try only once, as in the state `Untried`: the turn itself repeats a failed connect.
         known = self.connection if turn is None else Untried()

@@ -28,7 +28,7 @@ from grue.runtime.processes.server_gate import ServerPlace, server_gate
 from grue.runtime.safe_text import beginning, plain_text, well_formed
 from grue.tool_sessions import failures
 from grue.tool_sessions.connection import ConnectionStatus, Listing, SeenListing
-from grue.tool_sessions.server_specs import HttpServer, McpServer, StdioServer, in_its_box
+from grue.tool_sessions.server_specs import McpServer, StdioServer, in_its_box
 from grue.transports.mcp.client_options import ClientOptions
 from grue.transports.mcp.listing import ListedTools, read_pages
 from grue.transports.mcp.process_wire import ProcessWire
@@ -368,12 +368,13 @@ class McpClient:
     def _select(self, listed: tuple[m.ToolDefinition, ...]) -> tuple[m.ToolDefinition, ...]:
         """Return the tools that options and tool lock allow, and use their schemas for later checks."""
         tools = in_its_box(self._server, self._server.options.select(listed, self._notify))
-        pinning = self._options.pinning
-        if pinning is not None:
-            tools, notes = screen(pinning.pins, m.ServerName(self._server.name), tools, pinning.policy)
+        options = self._options
+        if options.pins is not None:
+            name = m.ServerName(self._server.name)
+            tools, notes = screen(options.pins, name, tools, options.on_tool_drift)
             for note in notes:
-                if note not in self._drifted and pinning.on_drift is not None:
-                    pinning.on_drift(note)
+                if note not in self._drifted:
+                    options.on_drift(note)
             self._drifted.update(notes)
         self._inputs.declare(tools)
         self._outputs.declare(tools)
@@ -463,10 +464,8 @@ async def _off_loop(convert: Callable[[m.JsonObject], T], answer: m.JsonObject) 
 
 
 def _wire(server: McpServer, registry: ProcessRegistry, options: ClientOptions) -> "ProcessWire | HttpWire":
-    match server:
-        case StdioServer():
-            return ProcessWire(server, registry, options.limits)
-        case HttpServer():
-            from grue.transports.mcp.http_wire import HttpWire
+    if isinstance(server, StdioServer):
+        return ProcessWire(server, registry, options.limits)
+    from grue.transports.mcp.http_wire import HttpWire
 
-            return HttpWire(server, options.limits, options.on_secret)
+    return HttpWire(server, options.limits, options.on_secret)

@@ -12,14 +12,6 @@ from grue.tool_sessions.connection import SeenListing
 from grue.tool_sessions.server_requests import Abilities, Notify
 
 
-class Pinning(Struct, frozen=True, kw_only=True):
-    """The tool definitions that the user has approved (the tool lock), and the policy for all others."""
-
-    pins: ServerPins
-    policy: OnToolDrift
-    on_drift: Callable[[m.ToolDrifted], None] | None = None
-
-
 class ClientOptions(Struct, frozen=True, kw_only=True):
     """Options of a client. The callbacks must not block, and may raise only `TraceError`."""
 
@@ -27,7 +19,9 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     abilities: Abilities = Abilities()
     max_pages: int = 100
     on_notice: Notify | None = None
-    pinning: Pinning | None = None  # the approved tool definitions; `None`: all are accepted
+    pins: ServerPins | None = None  # the approved tool definitions (the tool lock); `None`: all are accepted
+    on_tool_drift: OnToolDrift = "refuse"  # what follows for all other definitions
+    on_drift: Callable[[m.ToolDrifted], object] = lambda _drifted: None
     # Called with the name and the value of OAuth secrets of 8 or more characters; with an access token,
     # before it is sent to the MCP server.
     on_secret: Callable[[str, str], object] = lambda _name, _value: None
