@@ -326,14 +326,13 @@ class LentConversation(Struct):
     async def ask(self, command: m.RequestCompletion, *, long: bool = False) -> EncodedConversation:
         """Add a request's texts and tool results to the conversation, save them, and return what to send.
 
-        If `command.aside` is set (the request is for a summary), they are added to a copy, nothing is saved,
-        and the copy is returned. Otherwise, with `long` (there may be megabytes), a thread encodes them.
+        If `command.aside` is set (the request is for a summary), they are added to a copy, and not saved.
         """
         if command.aside:
             return self.encoded.aside(command.new, command.mode)
         if long:
-            # `run_sync` waits for the thread even if this task is cancelled. So the conversation's next turn
-            # cannot begin while the thread is still adding the items.
+            # There may be megabytes. `run_sync` waits for the thread even if this task is cancelled. So the
+            # conversation's next turn cannot begin while the thread is still adding the items.
             await anyio.to_thread.run_sync(self.encoded.ask, command.new, command.mode)
         else:
             self.encoded.ask(command.new, command.mode)
@@ -637,12 +636,10 @@ class LendingFactory(Protocol):
     @property
     def profile(self) -> WireProfile:
         """The endpoint's capabilities, which decide how messages to the model are encoded."""
-        ...
 
     @property
     def model(self) -> str:
         """The model's name. Thoughts in the conversation are sent only if a model of this name wrote them."""
-        ...
 
     def lending(self, lent: LentConversation) -> LlmFactory:
         """Return a factory for one turn, whose actor continues `lent`.
@@ -650,7 +647,6 @@ class LendingFactory(Protocol):
         For a request with the conversation id `lent.id`, the actor calls `lent.ask` and `lent.answered`; for
         a `RewriteHistory` with this id, `lent.change`. It keeps the histories of other conversations itself.
         """
-        ...
 
 
 class EndpointActors(Struct, frozen=True):

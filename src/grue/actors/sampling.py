@@ -115,12 +115,10 @@ class Sampler(Struct):
             self._reported = max(self._reported, self.sampled()) + 1
 
     def _command(self, request: SamplingRequest) -> m.RequestCompletion:
-        said: list[m.ConversationItem] = [m.SystemText(request.system)]
-        for role, text in request.messages:
-            said.append(m.UserText(text) if role == "user" else m.AssistantText(text))
+        said = ((m.UserText if role == "user" else m.AssistantText)(text) for role, text in request.messages)
         return m.RequestCompletion(
             conversation=m.ConversationId(f"sampling-{self._asked}"),
             request=self._asked,
-            new=tuple(said),
+            new=(m.SystemText(request.system), *said),
             mode=m.RequireAnswer(),
         )

@@ -68,10 +68,7 @@ def read_part(
     unwraps: bool = True,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Return the part of `result` that `asked` names, cut to about `max_chars`; raises `CannotReadError`.
-
-    `unwraps`: as in `whole_text`.
-    """
+    """Return the part of `result` that `asked` names, cut to about `max_chars`; raises `CannotReadError`."""
     room = max(1, max_chars - _HEADER)
     if asked.json_path is not None:
         return _select(result.content, asked.json_path, asked.skip, room)

@@ -197,9 +197,9 @@ class SessionPool(Struct, eq=False):
     ) -> "LeasedConnection":
         """Return a connection for one turn: the prewarmed or kept one, or else a new one."""
         waiting = self._waiting.get(server)
-        if waiting is not None and waiting.generation > self._generation:
+        if waiting is None or waiting.generation > self._generation:
             waiting = None
-        if waiting is not None:
+        else:
             del self._waiting[server]
             waiting.generation = self._generation
         return LeasedConnection(self, server, connect, waiting, turn=turn, deadline=deadline)

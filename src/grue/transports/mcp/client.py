@@ -56,11 +56,9 @@ _BAD_ARGUMENTS = "the call was not sent, because its arguments are not what the 
 class McpClient:
     """An MCP session with one server; a `ToolConnection`. One task must enter, use and leave it.
 
-    Entering the client spawns the process of a stdio server, or raises `ServerFailed`. Without a usable `mcp`
-    package it raises `MissingDependencyError`. Leaving ends the process within its time limits, even if the
-    task is cancelled. Then no process of its process group is alive, unless it is stuck in the kernel, and
-    `status` says how the process ended. For a server over HTTP, leaving asks the server to end the session,
-    for 1 s at most.
+    Without a usable `mcp` package, entering raises `MissingDependencyError`. After leaving, no process of the
+    server's process group is alive, unless it is stuck in the kernel, and `status` says how the process
+    ended. For a server over HTTP, leaving asks the server to end the session, for 1 s at most.
 
     Source: R3.5-R3.7, P9
     """
@@ -135,8 +133,6 @@ class McpClient:
     async def open(self, timeout_s: float) -> Listing:
         """Initialize the session and list the tools; raises `ServerFailed`.
 
-        `timeout_s`, less the time that spawning the process took, limits the handshake and the listing.
-
         Source: R3.3, R13.3, P8, P37
         """
         if self._options.before_import is not None and not is_loaded(_PARTS, *self._wire.modules):
@@ -187,7 +183,6 @@ class McpClient:
         A call that the tool's input schema refuses is not sent, unless the server's options say otherwise. A
         result that does not match the output schema becomes an error. If the server makes an MCP task of the
         call, this method waits for the task's result. If the caller is cancelled, the server gets a notice.
-        `timeout_s`, or a smaller limit in the server's options, holds even if the server has stopped reading.
 
         Raises `ToolTimedOutError`; `ToolRefusedError`, also for an unusable answer; `ServerFailed`, after
         which no call can succeed; and `HostCodeFailed` after a Ctrl-C in the host's `elicit`.

@@ -147,9 +147,6 @@ def missing_npx_package(server: StdioServer) -> str | None:
     return name
 
 
-# --- npx ---
-
-
 class _Npx(Struct, frozen=True):
     """A parsed npx command line. `program` is one of the package's programs (`bin`); empty: npx chooses."""
 
@@ -247,9 +244,6 @@ def _manifest(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-# --- uvx ---
 
 
 def _of_uvx(server: StdioServer) -> Direct | None:

@@ -36,13 +36,12 @@ def drop(record: logging.LogRecord) -> None:
     """Drop a record: records written while tokens are obtained or revoked may hold secrets."""
 
 
-class _ToReceiver(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        receive = _receiver.get()
-        if receive is not None and record.levelno >= logging.WARNING:
-            receive(record)
-        return receive is None
+def _filter(record: logging.LogRecord) -> bool:
+    receive = _receiver.get()
+    if receive is not None and record.levelno >= logging.WARNING:
+        receive(record)
+    return receive is None
 
 
 for _name in LOGGERS:  # not only for parents: a logger's filter does not get the records of its children
-    logging.getLogger(_name).addFilter(_ToReceiver())
+    logging.getLogger(_name).addFilter(_filter)

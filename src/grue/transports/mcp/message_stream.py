@@ -24,6 +24,7 @@ class MessageStream(ABC):
     # announcement is read: the SDK handles it in another task, possibly after the next call was sent.
     tools_changed: bool = False
     last_request_id: str = ""  # of the last `tools/call`; empty: none, or the current one is not sent yet
+    sessionless: bool = False  # whether requests over HTTP leave out the id of the session, if there is one
     over_http: ClassVar[bool] = False  # whether requests have HTTP headers
 
     @abstractmethod
@@ -41,9 +42,6 @@ class MessageStream(ABC):
 
     def end_input(self) -> None:  # noqa: B027 - a server over HTTP has no input to end
         """Close the server's input, if it has one. No message may be sent after that."""
-
-    def leave_session(self) -> None:  # noqa: B027 - only over HTTP do requests name a session
-        """From now on send requests without the id of a session."""
 
     async def aclose(self) -> None:  # noqa: B027 - for the SDK to call; the wire closes
         """Do nothing: the wire (`ProcessWire`, `HttpWire`) closes the connection."""

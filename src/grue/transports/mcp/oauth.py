@@ -213,8 +213,7 @@ class Person(Struct, frozen=True):
 class Authorizer:
     """Gets, renews and stores the tokens of one server. Several tasks may share this object.
 
-    `on_secret` gets name and value of OAuth secrets of 8 or more characters; those of an access token before
-    it is sent to the MCP server.
+    `on_secret` is as in `ClientOptions`.
     """
 
     def __init__(self, server: HttpServer, store: TokenStore, on_secret: Callable[[str, str], None]) -> None:

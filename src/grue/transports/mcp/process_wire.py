@@ -42,8 +42,13 @@ class ProcessWire:
         self.address = self.redactor.command_line(server.command, server.args)
 
     async def __aenter__(self) -> Self:
-        if "npx" in self._server.command:
-            _check_npx_package(self._server)
+        package = launchers.missing_npx_package(self._server)
+        if package is not None:  # npx itself takes long to fail
+            raise SpawnError(
+                f"the npm package {package} is not installed, and npx is not allowed to install it",
+                remedy=f"Install it: npm install --global {package}. Or write -y in place of --no-install:"
+                " npx then downloads it at the first start.",
+            )
         await self._process.__aenter__()
         self._spawned = True
         return self
@@ -127,14 +132,3 @@ class ProcessWire:
         from grue.sandbox.launch import reach  # imported here, because most servers have no sandbox
 
         return self.redactor.text(plain_text(reach(self._server.sandbox)))
-
-
-def _check_npx_package(server: StdioServer) -> None:
-    """Raise `SpawnError` if npx lacks a package and must not install it. npx itself takes long to fail."""
-    package = launchers.missing_npx_package(server)
-    if package is not None:
-        raise SpawnError(
-            f"the npm package {package} is not installed, and npx is not allowed to install it",
-            remedy=f"Install it: npm install --global {package}. Or write -y in place of --no-install:"
-            " npx then downloads it at the first start.",
-        )

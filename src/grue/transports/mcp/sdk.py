@@ -153,7 +153,6 @@ class Link:
             return types.ErrorData(code=types.INTERNAL_ERROR, message="the user could not be asked")
 
     async def _elicit(self, params: types.ElicitRequestParams) -> types.ElicitResult:
-        assert self._abilities.elicit is not None, "otherwise this is not called"
         if self._free_slots.value == 0:
             return types.ElicitResult(action="decline")
         wanted = _as_json(params)
@@ -270,10 +269,9 @@ class Link:
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the raw result, which the SDK's typed methods would change.
 
-        `ParamHeaders` may leave tools out of a listing. If the server asks for input that the host can give,
-        the request is sent again with this input. The server gets a notice if the caller is cancelled.
-        `subscriptions/listen` opens a stream of changes, and `notifications/cancelled` ends one. Raises
-        `SdkError`, and `HostCodeFailed` after a Ctrl-C in `elicit`.
+        If the server asks for input that the host can give, the request is sent again with this input. The
+        server gets a notice if the caller is cancelled. Raises `SdkError`, and `HostCodeFailed` after a
+        Ctrl-C in `elicit`.
         """
         if method == LISTEN:
             return await self._subscriptions.listen(params)
@@ -310,7 +308,7 @@ class Link:
         if not lost or not self._may_leave_session:
             return False
         self._may_leave_session = False
-        self.stream.leave_session()
+        self.stream.sessionless = True
         try:
             await self._session.discover()
         except (SdkError, RuntimeError, ValueError):
@@ -475,14 +473,13 @@ class Subscriptions(BackgroundTasks):
             self._notify("updates_ended", f"{name}: {why}; listen again, and read again what it covered")
 
 
-class _Stream:
+class _Stream(Struct):
     """A stream of change notices. `settled` is set when the server accepts it, or when it ends."""
 
-    def __init__(self) -> None:
-        self.scope = anyio.CancelScope()
-        self.settled = anyio.Event()
-        self.agreed: dict[str, Any] = {}
-        self.refused: SdkError | None = None
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    settled: anyio.Event = field(default_factory=anyio.Event)
+    agreed: dict[str, Any] = field(default_factory=dict)
+    refused: SdkError | None = None
 
 
 _NAME_CHARS = 80

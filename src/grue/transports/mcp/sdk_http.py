@@ -4,10 +4,6 @@ The transports run in their own task, with a queue for each direction, so that s
 server. If an MCP request fails, their HTTP client (`_Client`) reports the fault to `HttpStream`, and returns
 a response without a body. It does not raise the fault: after most exceptions, the transports would end with a
 group of exceptions, log a traceback, or never answer.
-
-The SDK parses a server-sent event in one step and skips comments without a pause, which may block the event
-loop. So this module drops events that are only comments, and replaces large answers, which it parses itself,
-by small events.
 """
 
 import contextlib
@@ -89,7 +85,8 @@ Answer = types.JSONRPCResponse | types.JSONRPCError
 class FilteredEvents(httpx2.AsyncByteStream):
     """The events in the body of a response, without those that are only comments.
 
-    A large answer is put into `answers`, and a small event with the answer's id is yielded in its place. An
+    The SDK parses an event in one step and skips comments without a pause, which may block the event loop. A
+    large answer is put into `answers`, and a small event with the answer's id is yielded in its place. An
     answer of more bytes than the first of `limits` is reported to `notify` and, if its id can be read,
     replaced by an error. An event of more bytes than the second of `limits` ends the stream.
     """
@@ -188,7 +185,7 @@ Send = Callable[[httpx2.Request], Awaitable[httpx2.Response]]
 
 
 class Authorization:
-    """Adds a server's tokens to requests. `on_secret` gets names and values as `Authorizer` passes them."""
+    """Adds a server's tokens to requests. `on_secret` is as in `ClientOptions`."""
 
     def __init__(self, server: HttpServer, on_secret: Callable[[str, str], None]) -> None:
         self._server = server
@@ -281,7 +278,6 @@ class HttpStream(MessageStream):
         self._connected = False
         self.transport: Literal["http", "sse"] = "sse" if server.transport == "sse" else "http"
         self.declined: WireFault | None = None  # why the address refused Streamable HTTP, if SSE is tried
-        self.sessionless = False  # requests leave out the session's id, although the server has given one
         self.cancelled: set[int | str] = set()  # ids of requests: their streams are not resumed
         self._first: SessionMessage | None = None
         self._leaving = False
@@ -334,10 +330,6 @@ class HttpStream(MessageStream):
         self.declined = fault
         self._finished.set()
         return True
-
-    def leave_session(self) -> None:
-        """Send requests without the header `Mcp-Session-Id` from now on."""
-        self.sessionless = True
 
     def break_off(self, fault: WireFault) -> None:
         """Break the stream because of `fault`. If the stream is broken already, the first cause stays."""
@@ -437,10 +429,7 @@ _answering: ContextVar[int | str | None] = ContextVar("answering", default=None)
 
 
 class _Client(httpx2.AsyncClient):
-    """An HTTP client. It limits the time to connect, and the whole exchange of a notification.
-
-    Others limit the wait for the answer to an MCP request.
-    """
+    """An HTTP client. It limits the time to connect, and the whole exchange of a notification."""
 
     def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
         connect_s = server.connect_timeout_s

@@ -49,16 +49,15 @@ from grue.transports.mcp import sdk
 __all__ = ["LOST", "InputSchemas", "OutputSchemas", "TaskOfCall", "sdk"]
 
 
-class _Schemas:
+class _Schemas(Struct):
     """Checks tools' arguments or results by their schemas. A `bad_schema` notice says what is not checked."""
 
     _field: ClassVar[Literal["input_schema", "output_schema"]]
     _value: ClassVar[str]  # the name that notices give to the value that is checked
 
-    def __init__(self, notify: Notify) -> None:
-        self._notify = notify
-        self._schemas: Mapping[str, m.JsonObject] = {}
-        self._checks: dict[str, Check | None] = {}
+    notify: Notify
+    _schemas: Mapping[str, m.JsonObject] = field(default_factory=dict)
+    _checks: dict[str, Check | None] = field(default_factory=dict)
 
     def declare(self, tools: Iterable[m.ToolDefinition]) -> None:
         """Check by the schemas of these tools from now on."""
@@ -88,12 +87,12 @@ class _Schemas:
         return self._checks.get(tool)
 
     def _too_large(self, tool: str, size: str = f"of more than {MAX_VALUE_BYTES} bytes") -> None:
-        self._notify("bad_schema", f"{tool}: {self._value} {size}: not checked")
+        self.notify("bad_schema", f"{tool}: {self._value} {size}: not checked")
 
     def _stop_checking(self, tool: str, error: Exception) -> None:
         self._checks[tool] = None
         schema = self._field.replace("_", " ")
-        self._notify("bad_schema", f"{tool}: its {schema} is not used: {reason(error)}")
+        self.notify("bad_schema", f"{tool}: its {schema} is not used: {reason(error)}")
 
 
 class InputSchemas(_Schemas):

@@ -1,8 +1,7 @@
 """The stored tokens of servers over HTTP: a file for each login, which only its owner can read.
 
 A process that renews a token first locks an empty file: many authorization servers accept a refresh token
-only once, so two processes that send the same token could both lose the login. `KeyringStore` keeps the
-tokens in the system's keyring, and locks such a file, too.
+only once, so two processes that send the same token could both lose the login.
 """
 
 import base64
