@@ -90,11 +90,7 @@ _START = opt.value(
     "the default is when_called.",
     "start under tool.grue.mcp in pyproject.toml, else beside_if_locked",
 )
-
-
 _SERVER_BY_URL = opt.argument("SERVER", "Name of a server with a URL in mcp_config.json.")
-
-
 _GAME = typer.Option(
     "house",
     metavar="GAME",

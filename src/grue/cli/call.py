@@ -113,7 +113,11 @@ def call_tool(
     """Call a tool, print its result, and return whether the call succeeded."""
     config = GameConfiguration.of_project()
     known = known_servers(config, mcp_config)
-    server, bare = _split(name)
+    try:
+        server, bare = split_name(name)
+    except ValueError as error:
+        fault = f"{name!r} is not a tool's full name. Write SERVER.TOOL; {GRUE} tools lists them."
+        raise MCPConfigError(fault) from error
     servers = {server: known.usable(server)}
     recorder = Recorder()
     recorder.add(_show_notes)
@@ -153,14 +157,6 @@ def require_all(tool: m.ToolDefinition, arguments: m.JsonObject) -> None:
         unknown = printable(", ".join(arguments.keys() - properties_of(tool)))
         needs += f" It has no argument {unknown}." if unknown else ""
         raise MCPConfigError(f"{needs} It takes:\n{taken}\nFor example: {example_of(tool)}")
-
-
-def _split(name: str) -> tuple[str, str]:
-    try:
-        return split_name(name)
-    except ValueError as error:
-        fault = f"{name!r} is not a tool's full name. Write SERVER.TOOL; {GRUE} tools lists them."
-        raise MCPConfigError(fault) from error
 
 
 def _show_notes(envelope: Envelope[Any], _line: bytes) -> None:

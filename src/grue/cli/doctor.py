@@ -35,7 +35,7 @@ from grue.cli.project import (
     project_tables,
 )
 from grue.cli.saying import GRUE, say, shown_path
-from grue.cli.tools import ListingNotices, drifts
+from grue.cli.tools import drifts, listing_notices
 from grue.config.mcp_servers import DEFAULT_FILE_NAME
 from grue.config.project_tables import ZORKGPT
 from grue.config.settings import GameConfiguration
@@ -237,7 +237,9 @@ def _findings(
         config.ask(base_url, model)
         yield _project(config)
         asked = base_url is not None or model is not None
-        named = asked or names_an_endpoint(config)
+        project = project_tables()
+        other = config.client_base_url != GameConfiguration().client_base_url
+        named = asked or other or bool(project and project.tables["llm"])
         if not asked:
             for finding in _named_llm(config, chosen=named):
                 named = True
@@ -262,10 +264,8 @@ def _findings(
 def _packages() -> Finding:
     installed = []
     for package in _PACKAGES:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             installed.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
     try:
         require_mcp()
         # Import this now, so that the time of the import does not count as a server's start time.
@@ -372,8 +372,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
     installed = {name for name, each in by_npx.items() if direct_command(each) is not None}
     try:
         with ToolClient(asked, limits=limits) as client:
-            notices = ListingNotices()
-            client.recorder.add(notices)
+            notices = listing_notices(client.recorder)
             outcomes = client.connect()
         client.recorder.settle()
     except MissingDependencyError:
@@ -387,7 +386,7 @@ def _servers(known: KnownServers, config: GameConfiguration, *, network: bool) -
             lines = boot_lines(asked[name], outcome, limits, installed=is_there, alone=alone)
             saved = () if known.source == BUNDLED_SERVER else saved_when_called(asked[name], outcome)
             yield Finding(found.verdict, "\n".join([found.text, *lines, *saved]))
-            yield from _tools(known, config, outcome, notices.of[name])
+            yield from _tools(known, config, outcome, notices[name])
 
 
 def _tools(
@@ -562,13 +561,6 @@ def look_at_llm(config: GameConfiguration, *, network: bool, named: bool) -> Ite
             yield Finding("ok", f"{asked.model} at {url}; not contacted, because of --no-network")
         else:
             yield from _asked(endpoint)
-
-
-def names_an_endpoint(config: GameConfiguration) -> bool:
-    """Return whether the project's table `llm` has any setting, or the endpoint is not the default one."""
-    project = project_tables()
-    other = config.client_base_url != GameConfiguration().client_base_url
-    return other or bool(project and project.tables["llm"])
 
 
 def _patient(settings: LlmSettings) -> LlmSettings:

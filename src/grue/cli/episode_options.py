@@ -12,10 +12,10 @@ from grue import messages as m
 from grue.errors import MCPConfigError
 from grue.field_checks import fault_of
 from grue.policies import StartAhead, StartWhen
+from grue.runtime.trace.recorder import Recorder
 
 if TYPE_CHECKING:
     from grue.hosts.zork.orchestrator import GamePast
-    from grue.tracing.observers.outbox import Outbox
 
 
 class EpisodeOptions(Struct, frozen=True, kw_only=True):
@@ -95,18 +95,17 @@ def resumed_options(options: S, recorded: m.JsonObject, names: Iterable[str], co
 
 
 @contextmanager
-def chosen_backends(episode_id: str, *, langfuse: bool, otel: bool) -> "Iterator[list[Outbox]]":
-    """Yield the chosen trace observers. At the end they send what is left, for a few seconds at most."""
+def chosen_backends(recorder: Recorder, episode_id: str, *, langfuse: bool, otel: bool) -> Iterator[None]:
+    """Send the trace to the chosen backends. At the end they send what is left, for a few seconds at most."""
     with ExitStack() as open_ones:
-        chosen: list[Outbox] = []
         if langfuse:
             from grue.tracing.observers.langfuse import LangfuseObserver, require_langfuse
 
             require_langfuse()
-            chosen.append(open_ones.enter_context(closing(LangfuseObserver(session_id=episode_id))))
+            recorder.add(open_ones.enter_context(closing(LangfuseObserver(session_id=episode_id))))
         if otel:
             from grue.tracing.observers.otel import OtelObserver, require_otel
 
             require_otel()
-            chosen.append(open_ones.enter_context(closing(OtelObserver(session_id=episode_id))))
-        yield chosen
+            recorder.add(open_ones.enter_context(closing(OtelObserver(session_id=episode_id))))
+        yield

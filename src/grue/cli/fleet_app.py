@@ -53,8 +53,6 @@ _RAY = opt.value(
     "With --engine ray: the address of the cluster; auto: the cluster that runs on this machine.",
     "like auto; if no cluster runs, start one on this machine",
 )
-
-
 _BATCH = opt.flag(
     "--batch",
     "Send the requests through the batch API of OpenAI or Anthropic, at half the price. Answers "

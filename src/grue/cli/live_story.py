@@ -163,9 +163,10 @@ class Story:
         self._under_way.clear()
 
     def _noted(self, body: m.ServerNoted) -> Iterator[Line]:
-        if body.kind == "progress" and not self._beside_status:
+        if body.kind != "progress":  # progress is no problem, and there may be much of it
+            yield from self._once(body)
+        elif not self._beside_status:
             yield Line(f"    … {printable(body.text, _TEXT_CHARS)}", DIM, "      ")
-        yield from self._once(body)
 
     def _once(self, body: Struct) -> Iterator[Line]:
         # A server's problem is recorded anew in each turn, but shown once.

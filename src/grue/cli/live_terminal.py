@@ -31,12 +31,10 @@ class Terminal:
     def size(self) -> os.terminal_size:
         """Return the terminal's size; if it is unknown, that in COLUMNS and LINES, or else 80 x 24."""
         if self.redraws and self._fd is not None:
-            try:
+            with suppress(OSError):
                 size = os.get_terminal_size(self._fd)
-            except OSError:
-                size = os.terminal_size((0, 0))
-            if size.columns and size.lines:
-                return size
+                if size.columns and size.lines:
+                    return size
         return shutil.get_terminal_size((80, 24))
 
     def draw(self, text: str, rows: Sequence[str] = ()) -> None:

@@ -74,12 +74,10 @@ def _play(options: PlayOptions, past: GamePast | None) -> EpisodeResult:
     live = LiveView(Terminal(sys.stdout), max_turns=max_turns)
     with (
         closing(game),
-        chosen_backends(episode_id, langfuse=options.langfuse, otel=options.otel) as backends,
+        chosen_backends(recorder, episode_id, langfuse=options.langfuse, otel=options.otel),
         RunFolder(folder_path, recorder, episode_id=episode_id, resume=past is not None) as folder,
         shown(recorder, options.output, JsonLines(sys.stdout), live) as view,
     ):
-        for observer in backends:
-            recorder.add(observer)
         if past is not None:
             # Another process may have continued the episode before the folder was locked.
             past = read_past(folder_path)

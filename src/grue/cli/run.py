@@ -142,13 +142,11 @@ def _run(options: RunOptions) -> RunResult:
     recorder, folder, is_quiet = Recorder(), folder.absolute(), options.output == "quiet"
     with ExitStack() as stack:
         stack.callback(_remove_if_empty, folder)
-        backends = chosen_backends(folder.name, langfuse=options.langfuse, otel=options.otel)
-        observers = stack.enter_context(backends)
+        backends = chosen_backends(recorder, folder.name, langfuse=options.langfuse, otel=options.otel)
+        stack.enter_context(backends)
         lines, terminal = RunLines(sys.stdout), Terminal(sys.stdout)
         live = LiveView(terminal, story=RunStory(beside_status=terminal.redraws))
         view = stack.enter_context(shown(recorder, options.output, lines, live))
-        for observer in observers:
-            recorder.add(observer)
         approve = ask_at_terminal if sys.stdin.isatty() and sys.stderr.isatty() else None
         agent = Orchestrator(config, folder=folder, approve=approve, recorder=recorder)
         agent.stream, agent.scripted = options.stream, options.offline

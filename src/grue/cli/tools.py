@@ -39,18 +39,18 @@ _MARKS = {"added": "+", "removed": "-", "changed": "~"}
 _WORDS = {"added": "new", "removed": "removed", "changed": "changed"}
 
 
-class ListingNotices:
-    """An observer of the trace. `of` has its notices about malformed tools and schemas, by server."""
+def listing_notices(recorder: Recorder) -> defaultdict[str, list[str]]:
+    """Return a dict that gets the notices about malformed tools and schemas, by server."""
+    notices: defaultdict[str, list[str]] = defaultdict(list)
 
-    def __init__(self) -> None:
-        self.of: defaultdict[str, list[str]] = defaultdict(list)
-
-    def __call__(self, envelope: Envelope[Any], _line: bytes) -> None:
-        """Keep the text of the message, if it reports a malformed tool or schema."""
+    def keep(envelope: Envelope[Any], _line: bytes) -> None:
         note = envelope.body
         if isinstance(note, m.ServerNoted) and note.kind in ("bad_tool", "bad_schema"):
             effect = "" if note.kind == "bad_tool" else " (its results are not checked)"
-            self.of[note.server].append(printable(note.text, _MOST_NOTICE) + effect)
+            notices[note.server].append(printable(note.text, _MOST_NOTICE) + effect)
+
+    recorder.add(keep)
+    return notices
 
 
 def drifts(known: KnownServers, listings: Listings, config: GameConfiguration) -> Iterator[m.ToolDrifted]:
@@ -116,8 +116,7 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
     everything = known_servers(config, mcp_config)
     known = _chosen(everything, server)
     with ToolClient(known.servers, limits=turn_limits(config)) as client:
-        notices = ListingNotices()
-        client.recorder.add(notices)
+        notices = listing_notices(client.recorder)
         outcomes: dict[str, Outcome] = {**client.connect(), **known.unusable}
     client.recorder.settle()
     shown = {name: _shown(outcome, client.recorder) for name, outcome in outcomes.items()}
@@ -125,7 +124,7 @@ def list_tools(server: str | None, mcp_config: Path | None, *, as_json: bool, lo
         say(json.dumps({"servers": [_as_json(name, each) for name, each in shown.items()]}))
     else:
         _print(shown, known)
-    for name, said in notices.of.items():
+    for name, said in notices.items():
         for notice in said:
             say(f"grue: {name}: {notice}", err=True)
     listed = _listings(outcomes)

@@ -226,20 +226,19 @@ class Person:
             return Declined("the user does not want to answer")
         filled: m.JsonObject = {}
         for field in fields_of(request.schema):
-            try:
-                given = self._filled(field)
-            except EOFError:
-                return Declined("the user has stopped filling in the form")
+            given = self._filled(field)
+            if isinstance(given, Declined):
+                return given
             if given is not None:
                 filled[field.name] = given
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Ask until the value is valid, and return it; `None`: it was left empty. May raise `EOFError`."""
+        """Ask until the value is valid, and return it; `None`: it was left empty; `Declined`: at Ctrl-D."""
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
             if text is None:
-                raise EOFError
+                return Declined("the user has stopped filling in the form")
             if not text and not field.required:
                 return None
             try:

@@ -163,7 +163,6 @@ class _WaitingRow:
         self._lock = threading.Lock()
         self._what = ""
         self._since = 0.0
-        self._frame = 0
         self._drawn = False
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -201,8 +200,7 @@ class _WaitingRow:
 
     def _draw(self) -> None:
         frames = self._output.spinner
-        self._frame = (self._frame + 1) % len(frames)
-        lasts = f" {int(time.monotonic() - self._since)} s"
-        row = cut(f"  {frames[self._frame]} {self._what}{lasts}", self._output.size().columns - 1)
-        self._output.draw("", [row])
+        now = time.monotonic()
+        row = f"  {frames[int(now / _TICK_S) % len(frames)]} {self._what} {int(now - self._since)} s"
+        self._output.draw("", [cut(row, self._output.size().columns - 1)])
         self._drawn = True
