@@ -1,6 +1,6 @@
 """Read grue's tables of a TOML file: `[tool.grue.*]`, and for older projects `[tool.zorkgpt.*]`."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,16 @@ def gather_project_tables(path: Path) -> tuple[ProjectTables, list[MCPConfigErro
     for root, tables in ((GRUE, ours), (ZORKGPT, older)):
         for name in TABLES:
             for key, value in _table(tables, name, path, root).items():
+                if (name, key) in found.roots:
+                    line = document.line((*root.split("."), name, key))
+                    also = f"[{GRUE}.{name}] {key} is also set in [{root}.{name}], line {line}."
+                    problem = MCPConfigError.Problem(
+                        (*GRUE.split("."), name, key), f"{also} Keep one of the two."
+                    )
+                    problems.append(problem)
                 found.tables[name].setdefault(key, value)
                 found.roots.setdefault((name, key), root)
-    return found, [*problems, *_settings_in_both(found, ours, older)]
+    return found, problems
 
 
 def _unknown(name: str, value: object) -> str:
@@ -73,16 +80,6 @@ def _unknown(name: str, value: object) -> str:
     near = nearest(name, TABLES)
     meant = f"Did you mean [{GRUE}.{near}]?" if near is not None else tables
     return f"unknown table [{GRUE}.{name}]. {where_it_belongs(name, GRUE) or meant}"
-
-
-def _settings_in_both(
-    found: ProjectTables, ours: Mapping[str, Any], older: Mapping[str, Any]
-) -> Iterator[MCPConfigError.Problem]:
-    twice = [(name, key) for name in TABLES for key in ours.get(name, {}) if key in older.get(name, {})]
-    for name, key in twice:
-        first, second = ((*root.split("."), name, key) for root in (GRUE, ZORKGPT))
-        also = f"[{GRUE}.{name}] {key} is also set in [{ZORKGPT}.{name}], line {found.document.line(second)}."
-        yield MCPConfigError.Problem(first, f"{also} Keep one of the two.")
 
 
 def _root(document: dict[str, Any], root: str, path: Path) -> dict[str, Any]:

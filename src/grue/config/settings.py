@@ -277,6 +277,7 @@ class GameConfiguration(_Table):
             self.client_base_url = self.client_base_url if base_url is None else base_url
             self.agent_model = self.agent_model if model is None else model
         except MCPConfigError as error:
+            self.client_base_url = before[0]  # of the two, change both or none
             said = str(error).replace("client_base_url", "--base-url", 1).replace("agent_model", "--model", 1)
             raise MCPConfigError(said, problems=error.problems) from error
         if before != (self.client_base_url, self.agent_model):
@@ -315,14 +316,12 @@ class GameConfiguration(_Table):
         problems += _unknown_keys(project, known)
         values = {_MCP + key: value for key, value in _chosen(tables["mcp"], known["mcp"]).items()}
         values |= _chosen(tables["llm"], known["llm"])
-        cause: BaseException | None = None
         for name, settings in _NESTED.items():
             try:
                 values[name] = settings(**_chosen(tables[name], known[name]))
             except MCPConfigError as error:
                 named = [MCPConfigError.Problem(keys, f"{keys[0]} {text}") for keys, text in error.problems]
                 problems += (project.placed(name, each) for each in named or _whole(error))
-                cause = cause or error.__cause__
         for name, read in (
             ("tool_policy", read_tool_policy),
             ("context", read_context_policy),
@@ -332,7 +331,6 @@ class GameConfiguration(_Table):
                 values[name] = read(tables[name])
             except MCPConfigError as error:
                 problems += (project.placed(name, each) for each in error.problems or _whole(error))
-                cause = cause or error
         try:
             loaded = cls(**values, project_dir=project.document.path.absolute().parent)
         except MCPConfigError as error:
@@ -340,10 +338,9 @@ class GameConfiguration(_Table):
                 name = str(keys[0])
                 problem = MCPConfigError.Problem((key := name.removeprefix(_MCP),), f"{key} {text}")
                 problems.append(project.placed("llm" if key == name else "mcp", problem))
-            cause = cause or error.__cause__
         if problems:
             problems.sort(key=lambda each: project.document.line(each.keys) or 0)
-            raise project.document.errors(problems) from cause
+            raise project.document.errors(problems)
         return loaded
 
 

@@ -29,14 +29,15 @@ _MOST_PATH = 4096
 _MOST_PATHS = 100_000
 _MANY_FILES = 6
 _DNS_PORT = 53
-_OPENS = {"open": 0, "openat": 1, "openat2": 1, "creat": 0}
+_OPENS = {"open": (0,), "openat": (1,), "openat2": (1,), "creat": (0,)}
 _CHANGES = {
     "mkdir": (0,), "mkdirat": (1,), "unlink": (0,), "unlinkat": (1,), "rmdir": (0,), "rename": (0, 1),
     "renameat": (1, 3), "renameat2": (1, 3), "link": (0, 1), "linkat": (1, 3), "symlink": (1,),
     "symlinkat": (2,), "truncate": (0,),
 }  # fmt: skip
 """System calls that change a folder or a file, each with the positions (from 0) of the paths to record."""
-_STARTS = {"execve": 0, "execveat": 1}
+_STARTS = {"execve": (0,), "execveat": (1,)}
+_PATHS = {**_OPENS, **_CHANGES, **_STARTS}
 
 
 class Watch:
@@ -133,7 +134,7 @@ class Watched(Boxed):
     def run(self, start: Callable[[], Started]) -> Started:
         """Call `start` in a thread; record what that thread and its children open, change, run and reach."""
         known = known_machine().calls
-        names = tuple(name for name in (*_OPENS, *_CHANGES, *_STARTS, "connect") if name in known)
+        names = tuple(name for name in (*_PATHS, "connect") if name in known)
         if sys.version_info < (3, 11, 4):
             # In these versions `vfork` holds the GIL until `execve`, so that the gate's thread could not
             # answer calls before `execve`. Python's documentation names this attribute.
@@ -185,22 +186,17 @@ class _WatchingGate(Gate):
             self._watch.unlisted.add("connects")
 
     def _remember(self, name: str, pid: int, arguments: list[int]) -> None:
-        if name in _OPENS:
-            at = _OPENS[name]
-            path = _path(pid, arguments, at, is_at=at == 1)
-            flags = os.O_WRONLY | os.O_CREAT if name == "creat" else _flags(name, pid, arguments, at)
-            self._opened(path, flags)
-        elif name in _CHANGES:
-            for at in _CHANGES[name]:
-                path = _path(pid, arguments, at, is_at=name.endswith(("at", "at2")))
-                # Do not record `mkdir` of a folder that exists: it fails, and needs no permission.
-                if not (name.startswith("mkdir") and os.path.lexists(path)):
-                    self._changed_in(path)
-        else:
-            at = _STARTS[name]
-            path = _path(pid, arguments, at, is_at=at == 1)
-            if os.path.isfile(path):  # noqa: PTH113 - a shell tries every folder of `PATH`
-                _keep(self._watch.started, path)
+        for at in _PATHS[name]:
+            path = _path(pid, arguments, at, is_at=at > 0 and name.endswith(("at", "at2")))
+            if name in _OPENS:
+                flags = os.O_WRONLY | os.O_CREAT if name == "creat" else _flags(name, pid, arguments, at)
+                self._opened(path, flags)
+            elif name in _STARTS:
+                if os.path.isfile(path):  # noqa: PTH113 - a shell tries every folder of `PATH`
+                    _keep(self._watch.started, path)
+            # Do not record `mkdir` of a folder that exists: it fails, and needs no permission.
+            elif not (name.startswith("mkdir") and os.path.lexists(path)):
+                self._changed_in(path)
 
     def _opened(self, path: str, flags: int) -> None:
         exists = os.path.lexists(path)

@@ -301,6 +301,14 @@ def test_an_empty_option_is_not_the_default(name: str, said: str) -> None:
         GameConfiguration().ask(**{name: ""})
 
 
+def test_of_an_endpoint_and_a_model_both_are_changed_or_none() -> None:
+    config = GameConfiguration()
+    before = config.client_base_url
+    with pytest.raises(MCPConfigError):
+        config.ask("http://127.0.0.1:1/v1", "")
+    assert config.client_base_url == before
+
+
 def test_a_misspelt_attribute_is_refused() -> None:
     with pytest.raises(MCPConfigError, match=r"^mcp_enable is not a setting"):
         GameConfiguration(mcp_enable=True)  # type: ignore[call-arg]

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -31,8 +31,6 @@ if sys.platform == "linux":
 
 _BASE = 4 * 10**18  # the smallest mark: the digit 4, then nine digits for the host and nine for the server
 _FEWEST_MARKS = 10**6  # nothing is marked if `HostMark.digits` can have fewer values (see `_room`)
-_FEW_IDS = 64
-_IDS_PER_S = 20_000  # assumed to be more process ids than a system assigns
 
 
 class HostMark:
@@ -67,7 +65,6 @@ class Descendants:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        self._since = time.monotonic()
         self._mark = host_mark.next()
         if self._mark is not None and not _set_mark(pid, self._mark):
             self._mark = None
@@ -93,7 +90,7 @@ class Descendants:
             return []
         found = []
         try:
-            candidates = _ids_since(self._pid, time.monotonic() - self._since)
+            candidates = _listed()
         except OSError:  # no descriptor is left to read /proc; the guard kills descendants when the host ends
             return []
         for pid in candidates:
@@ -166,20 +163,6 @@ def _exited(pidfd: int, within_s: float) -> bool:
     return bool(poll.poll(max(0.0, within_s) * 1000))
 
 
-def _ids_since(first: int, age_s: float) -> Iterable[int]:
-    """Return ids that include those of all processes younger than `first`, which is `age_s` seconds old."""
-    # The kernel assigns ascending ids, and then starts again with low ids. If it may have assigned all ids
-    # since `first` was started, any id may be newer.
-    newest, highest = int(_read("/proc/loadavg").split()[-1]), int(_read("/proc/sys/kernel/pid_max"))
-    if age_s > highest / _IDS_PER_S:
-        return _listed()
-    if first <= newest <= first + _FEW_IDS:
-        return range(first + 1, newest + 1)
-    if first <= newest:
-        return [pid for pid in _listed() if first < pid <= newest]
-    return [pid for pid in _listed() if pid > first or pid <= newest]
-
-
 def _listed() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 - a tenth of the time
 
@@ -206,9 +189,7 @@ class ProcessEntry(NamedTuple):
 
 def all_process_ids() -> frozenset[int]:
     """Return the ids of all processes that are visible to this process."""
-    if sys.platform != "linux":
-        return frozenset(each.pid for each in _listed_by_ps())
-    return frozenset(_listed())
+    return frozenset(each.pid for each in all_processes())
 
 
 def all_processes(besides: Container[int] = ()) -> Iterator[ProcessEntry]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from grue.runtime.processes import descendants
 from grue.runtime.processes.descendants import Descendants, all_processes, carries_host_mark, host_mark
 from grue.runtime.processes.process_group import ProcessRegistry
 from grue.testing.faulty_server import argv
@@ -184,22 +183,3 @@ time.sleep(600)
     assert found.kill(20.0) == 1
     assert not is_alive(daemon)
     leader.wait()
-
-
-@pytest.mark.parametrize(
-    ("first", "newest", "age_s", "ids"),
-    [
-        (100, 103, 0.1, [101, 102, 103]),
-        (100, 900, 0.1, [101, 900]),
-        (900, 99, 0.1, [7, 99, 901]),
-        (100, 103, 10.0, [7, 99, 101, 900, 901]),
-    ],
-    ids=["a handful is tried", "many are looked up", "come round", "too old to tell"],
-)
-def test_only_ids_that_can_be_descendants_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch, first: int, newest: int, age_s: float, ids: list[int]
-) -> None:
-    monkeypatch.setattr(descendants, "_listed", lambda: [7, 99, 101, 900, 901])
-    files = {"/proc/loadavg": b"0.1 0.1 0.1 1/99 %d\n" % newest, "/proc/sys/kernel/pid_max": b"32768\n"}
-    monkeypatch.setattr(descendants, "_read", files.__getitem__)
-    assert list(descendants._ids_since(first, age_s)) == ids
