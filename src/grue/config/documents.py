@@ -87,7 +87,8 @@ class Document:
             if unknown is None:
                 wanted = choices(problem, kind, keys)
                 raise self.error(keys, f"{dotted(keys)}{': ' if keys else ''}{problem}{wanted}.") from error
-            key, known = unknown["key"], _fields(kind, keys)
+            key, table = unknown["key"], _struct_in(_declared(kind, keys))
+            known = [field.encode_name for field in msgspec.structs.fields(table)]
             keys = (*keys, key)
             meant = f" {SECRETS_ELSEWHERE[key]}" if key in SECRETS_ELSEWHERE else did_you_mean(key, known)
             text = f"unknown key {dotted(keys)!r}.{meant} Known keys: {', '.join(known)}."
@@ -398,11 +399,6 @@ def parse_yaml(text: str, path: Path, *, first_line: int = 1) -> Document:
     reading = _Reading(path, first_line)
     value = None if root is None else reading.value(root, ())
     return Document(path, value, lambda: reading.lines or {(): first_line})
-
-
-def _fields(kind: Any, keys: KeyPath) -> tuple[str, ...]:
-    """Return the field names of the Struct at `keys` in a Struct of the type `kind`."""
-    return tuple(field.encode_name for field in msgspec.structs.fields(_struct_in(_declared(kind, keys))))
 
 
 def _declared(kind: Any, keys: KeyPath) -> Any:

@@ -146,6 +146,7 @@ _IDENTIFIERS = {
         r"[a-z0-9][A-Za-z0-9._-]*(:\d+)?(/[A-Za-z0-9._-]+)*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?"
     ),
 }
+_VERSION_AFTER = {"npm": "@", "pypi": "==", "oci": ":"}
 _LAUNCHERS = {"npm": ("npx",), "pypi": ("uvx",), "oci": ("docker", "podman")}
 _SHA256 = re.compile(r"[0-9A-Fa-f]{64}")
 KINDS = (*_LAUNCHERS, BUNDLE, "remote")
@@ -333,20 +334,15 @@ class _Entry:
                 f"The description has {_quoted(' '.join(refused))} for {launcher}. grue gives {launcher} the"
                 " name of a package and its version, and no other argument of a description."
             )
-        match kind:
-            case "npm":
-                before = ["-y"]
-                what = f"{identifier}@{version}" if version else identifier
-            case "pypi":
-                before = []
-                what = f"{identifier}=={version}" if version else identifier
-            case _:
-                rest = before[1:] if before[:1] == ["run"] else before
-                rest = [each for each in rest if each not in ("-i", "--interactive", "--rm")]
-                passed = [part for name in env for part in ("-e", name)]
-                before = ["run", "-i", "--rm", *passed, *rest]
-                tagged = ":" in identifier.rpartition("/")[2]
-                what = identifier if tagged or not version else f"{identifier}:{version}"
+        if kind == "oci":
+            rest = before[1:] if before[:1] == ["run"] else before
+            rest = [each for each in rest if each not in ("-i", "--interactive", "--rm")]
+            passed = [part for name in env for part in ("-e", name)]
+            before = ["run", "-i", "--rm", *passed, *rest]
+            version = "" if ":" in identifier.rpartition("/")[2] else version
+        else:
+            before = ["-y"] if kind == "npm" else []
+        what = f"{identifier}{_VERSION_AFTER[kind]}{version}" if version else identifier
         self.entry = {"command": launcher, "args": [*before, what, *after]}
         if env:
             self.entry["env"] = env

@@ -33,11 +33,7 @@ def runner_options(config: GameConfiguration, lock: ToolLock | None) -> dict[str
         "limits": turn_limits(config),
         "policy": policies.FailurePolicy(on_tool_drift=on_tool_drift(config)),
         "tool_lock": lock,
-        "budget": policies.Budget(
-            requests=config.budget.episode_requests,
-            tokens=config.budget.episode_tokens,
-            cost_usd=config.budget.episode_cost_usd,
-        ),
+        "budget": _budget(config, "episode"),
         "tool_policy": config.tool_policy,
         "context": config.context,
         "tool_search": config.tool_search,
@@ -200,9 +196,10 @@ def turn_limits(config: GameConfiguration, turn_timeout_s: float | None = None) 
         tool_call_timeout_s=config.mcp_tool_call_timeout_seconds,
         server_startup_timeout_s=None if isinstance(startup_s, Unwritten) else startup_s,
         turn_timeout_s=config.turn_timeout_seconds if turn_timeout_s is None else turn_timeout_s,
-        budget=policies.Budget(
-            requests=config.budget.turn_requests,
-            tokens=config.budget.turn_tokens,
-            cost_usd=config.budget.turn_cost_usd,
-        ),
+        budget=_budget(config, "turn"),
     )
+
+
+def _budget(config: GameConfiguration, of: str) -> policies.Budget:
+    limits = ("requests", "tokens", "cost_usd")
+    return policies.Budget(**{name: getattr(config.budget, f"{of}_{name}") for name in limits})

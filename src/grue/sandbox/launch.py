@@ -294,14 +294,11 @@ def in_confined_thread(
     try:
         listener = None if serve is None else listeners.get()
         if serve is not None and listener is not None:
-            failed: SandboxError | None = SandboxError("The start was interrupted.")
             try:
                 serve(listener)
-                failed = None
+                served.put(None)
             except RuntimeError as full:
-                failed = _no_thread(full)
-            finally:
-                served.put(failed)
+                served.put(_no_thread(full))
         error = ended.get()
     except BaseException:  # a KeyboardInterrupt, or another exception of a signal handler
         served.put(SandboxError("The start was interrupted."))

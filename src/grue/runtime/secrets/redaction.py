@@ -7,6 +7,7 @@ replacing them must leave valid JSON.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import re
@@ -292,11 +293,9 @@ class Redaction:
         message is invalid even when only the spans of `in_prose` are replaced.
         """
         for select in (in_strings_and_numbers, in_strings, in_string_values):
-            try:
+            # If a placeholder has replaced a number or word that the type requires, redact fewer places.
+            with contextlib.suppress(msgspec.ValidationError):
                 return self._redact_message(written, body, select)
-            except msgspec.ValidationError:
-                # A placeholder has replaced a number or word that the type requires: redact fewer places.
-                continue
         return self._redact_message(written, body, in_prose)
 
     def _redact_message(self, written: bytes, body: Any, select: _Select) -> tuple[bytes, Any]:

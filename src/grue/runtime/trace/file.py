@@ -18,7 +18,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 import msgspec
@@ -122,11 +122,8 @@ class LineQueue:
         # Clear `_hurry` before the queue is emptied. `flush` and `close` queue their entry before they set
         # `_hurry`. So if one of them had set it before, its entry is in `entries` after the loop below.
         self._hurry.clear()
-        try:
-            while True:
-                entries.append(self._queue.get_nowait())
-        except Empty:
-            pass
+        while not self._queue.empty():  # only this thread takes entries out
+            entries.append(self._queue.get_nowait())
         waiting = [entry for entry in entries if isinstance(entry, threading.Event)]
         if self._refusal is None:
             try:

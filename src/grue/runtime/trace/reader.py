@@ -153,18 +153,7 @@ class TraceReader(Generic[B]):
             body = self._body(line, written)
         except fmt.UNDECODABLE as error:
             raise fmt.unknown(self.path, number, error) from error
-        return Envelope(
-            seq=line.seq,
-            t=line.t,
-            at=line.at,
-            turn=line.turn,
-            sender=line.sender,
-            receiver=line.receiver,
-            cause=line.cause,
-            body=body,
-            redacted=line.redacted,
-            copied=line.copied,
-        )
+        return Envelope(body=body, **{name: getattr(line, name) for name in _SHARED})
 
     def _body(self, line: fmt.TraceLine, written: bytes) -> B:
         """Decode the body `written`. A subclass overrides this to decode some kinds of lines differently."""
@@ -227,6 +216,7 @@ class _Tagged(Struct):
 _TAGS = msgspec.json.Decoder(_Tagged)  # finds the tag also if another program has written the JSON anew
 _LINES = msgspec.json.Decoder(fmt.TraceLine)
 _REFERENCES = msgspec.json.Decoder(fmt.PayloadReference)
+_SHARED = [each for each in fmt.TraceLine.__struct_fields__ if each not in ("extracts", "body")]
 
 
 def _hashes(line: fmt.TraceLine) -> Iterator[str]:
