@@ -68,11 +68,6 @@ class ServerPlaces:
         self._cap = cap
         self._held: Counter[str] = Counter()
 
-    @property
-    def held(self) -> int:
-        """How many places are taken by server processes now."""
-        return self._held.total()
-
     def wants_too_many(self, worker: str) -> bool:
         """Return whether one more server process would be too many for the episode of this worker."""
         return self._held[worker] >= self._cap.an_episode
