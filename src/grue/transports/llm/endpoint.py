@@ -462,6 +462,8 @@ class LlmEndpoint:
 
         With `tools`, only endpoints that take tools count; if none does, `self`. `now_s`: the loop's time.
         """
+        if len(self.chain) == 1:
+            return self
         return self.after((), now_s, tools=tools) or self
 
     def of_chain(self, asked: m.ModelAsked | None) -> LlmEndpoint:
