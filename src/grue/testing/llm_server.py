@@ -27,7 +27,6 @@ from http.client import responses as _REASONS  # noqa: N812 - a table
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -505,12 +504,16 @@ def _streamed(said: LlmReply, dialect: Dialect, events: tuple[bytes, ...]) -> Ll
 
 def _parse(raw: bytes) -> tuple[Json, Refusal | None]:
     try:
-        body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
+        body = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
         return {}, Refusal(words=f"We could not parse the JSON body of your request: {error}")
     if not isinstance(body, dict):
         return {}, Refusal(words="The JSON body of a request is an object.")
     return body, None
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
 
 
 _LENGTH = re.compile(r"[0-9]{1,9}")
