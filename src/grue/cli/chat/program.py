@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
 
@@ -183,8 +182,7 @@ class ChatProgram:
             near = difflib.get_close_matches(name, lines.COMMANDS, n=1)
             meant = f" Did you mean {near[0]}?" if near else ""
             raise UnknownCommand(f"There is no command {printable(name, 40)}.{meant} /help lists them.")
-        run: Callable[[str], None] = getattr(self, name.replace("/", "_"))  # such as `_tools`
-        run(rest.strip())
+        getattr(self, name.replace("/", "_"))(rest.strip())  # such as `_tools`
         return True
 
     def _tools(self, wanted: str) -> None:
