@@ -202,7 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(403, "text/plain", b"This server answers to its own address only.\n")
             return
         path, _, query = self.path.partition("?")
-        _, word, name = (*path.split("/", 2), "", "")[:3]
+        # Without the slash after the word there is no page: the page's own requests would lack the word.
+        _, word, name = (*path.split("/", 2), "?", "?")[:3]
         if path == "/favicon.ico":
             self._send(204, "image/png", b"")  # browsers ask for an icon by themselves
         elif not hmac.compare_digest(word.encode(), self.server.word.encode()):

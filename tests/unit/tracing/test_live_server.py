@@ -132,6 +132,11 @@ def test_nothing_is_served_without_the_random_word(server: LiveServer, path: str
     assert get(server, path)[0] == 404
 
 
+def test_the_page_is_not_served_at_an_address_from_which_it_cannot_ask(server: LiveServer) -> None:
+    assert get(server, f"/{server.word}/")[0] == 200
+    assert get(server, f"/{server.word}")[0] == 404
+
+
 @pytest.mark.parametrize("query", ["from=-1", "from=99", "from=x", "from=" + "9" * 5000])
 def test_a_piece_that_is_not_there_is_refused(server: LiveServer, query: str) -> None:
     assert get(server, f"/{server.word}/feed?{query}")[0] == 400
