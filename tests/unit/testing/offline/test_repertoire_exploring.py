@@ -96,3 +96,7 @@ def test_its_commands_are_playable(turn):
     chosen = command("Doors lead north and south. A book and a clock are here.", turn=turn)
 
     assert sanitise_command(chosen) == chosen
+
+
+def test_a_blank_command_in_the_history_does_not_stop_it():
+    assert command("A door leads north.", recent=(Played(" ", "What?"),)) == "north"
