@@ -63,7 +63,7 @@ class _Relisting(Struct, frozen=True):
     again: bool  # the list came when the batch after `call` began
 
 
-class TurnRecord:
+class TurnRecord(Struct, eq=False):
     """The recorded results and decisions that a fork of the turn gets.
 
     A call of the fork gets the first unused recorded result of the same tool with the same arguments. If none
@@ -72,42 +72,40 @@ class TurnRecord:
     counts as not recorded, unless the fork replaces the result: `replaced` has the ids of such calls.
     """
 
-    def __init__(
-        self,
-        envelopes: Iterable[Envelope[Any]],
-        after: int,
-        listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]],
-        replaced: Collection[str] = (),
-    ) -> None:
-        self._after = after
-        self._listings = listings
-        self._opened: dict[m.ServerName, list[tuple[int, Listing]]] = {}
-        # The servers whose recorded tools were set by a fork, or had a secret redacted.
-        self.inexact = {*listings}
-        self._calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
-        self._sent: dict[m.ServerName, RecordedCall] = {}
-        self._begun: set[m.ServerName] = set()  # servers whose session has made no call of its last batch yet
-        self._relistings: dict[m.ServerName, list[_Relisting]] = {}
-        self._questions: dict[str, _Question] = {}
-        self._decisions: dict[_Question, dict[str, ApprovalDecision]] = {}
-        self._postponed: set[_Question] = set()
-        self._disabled: dict[m.ServerName, m.McpDisabled] = {}
-        self._failures: dict[m.ServerName, deque[m.ConnectFailed]] = {}
-        self._starting: set[m.ServerName] = set()
-        self._when_called: set[m.ServerName] = set()
-        self._started: dict[m.ServerName, anyio.Event] = {}  # in the order in which the servers started
-        for envelope in envelopes:
+    _envelopes: Iterable[Envelope[Any]]
+    _after: int
+    _listings: Mapping[m.ServerName, tuple[m.ToolDefinition, ...]]
+    _replaced: Collection[str] = ()
+    # The servers whose recorded tools were set by a fork, or had a secret redacted.
+    inexact: set[m.ServerName] = set()
+    settled: dict[str, RecordedCall] = {}  # the calls that have a result or a failure, by id
+    _opened: dict[m.ServerName, list[tuple[int, Listing]]] = {}
+    _calls: dict[tuple[m.BatchId, m.CallId], RecordedCall] = {}
+    _sent: dict[m.ServerName, RecordedCall] = {}
+    _begun: set[m.ServerName] = set()  # servers whose session has made no call of its last batch yet
+    _relistings: dict[m.ServerName, list[_Relisting]] = {}
+    _questions: dict[str, _Question] = {}
+    _decisions: dict[_Question, dict[str, ApprovalDecision]] = {}
+    _postponed: set[_Question] = set()
+    _disabled: dict[m.ServerName, m.McpDisabled] = {}
+    _failures: dict[m.ServerName, deque[m.ConnectFailed]] = {}
+    _starting: set[m.ServerName] = set()
+    _when_called: set[m.ServerName] = set()
+    _started: dict[m.ServerName, anyio.Event] = {}  # in the order in which the servers started
+    _left: dict[_Key, deque[RecordedCall]] = {}
+    _last: dict[_Key, RecordedCall] = {}
+
+    def __post_init__(self) -> None:
+        self.inexact.update(self._listings)
+        for envelope in self._envelopes:
             self._see(envelope)
-        self.settled: dict[str, RecordedCall] = {}  # the calls that have a result or a failure, by id
         for call in self._calls.values():
             if call.seq:
                 self.settled.setdefault(call.call.call_id, call)
-        self._left: dict[_Key, deque[RecordedCall]] = {}
-        self._last: dict[_Key, RecordedCall] = {}
         for call in sorted(self._calls.values(), key=lambda each: each.seq):
-            if call.settlement is None or (call.redacted and call.call.call_id not in replaced):
+            if call.settlement is None or (call.redacted and call.call.call_id not in self._replaced):
                 continue
-            if call.seq > after:
+            if call.seq > self._after:
                 self._left.setdefault(call.key, deque()).append(call)
             else:
                 self._last[call.key] = call

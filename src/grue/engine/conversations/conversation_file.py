@@ -93,17 +93,8 @@ class TurnRecorded(Struct, frozen=True, tag="recorded"):
     conversation: m.ConversationId = m.ConversationId("")
 
 
-Line: TypeAlias = (
-    FileHeader
-    | m.Said
-    | m.AssistantReply
-    | m.Rewritten
-    | Learned
-    | Dropped
-    | Undone
-    | TurnMark
-    | TurnRecorded
-)
+_Entry: TypeAlias = m.Said | m.AssistantReply | m.Rewritten
+Line: TypeAlias = FileHeader | _Entry | Learned | Dropped | Undone | TurnMark | TurnRecorded
 _LINES = msgspec.json.Decoder(Line)
 _DROPPED = msgspec.json.encode(Dropped())
 

@@ -194,18 +194,17 @@ def talk_reader(path: str | PathLike[str]) -> "TalkReader":
     return TalkReader(_branch_points(open_episode(path)))
 
 
-class TalkReader:
+class TalkReader(Struct, eq=False):
     """Builds every conversation of a trace, message by message."""
 
-    def __init__(self, branch_points: set[_Place]) -> None:
-        self.talks: dict[m.ConversationId, Talk] = {}
-        self.listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
-        self.last = m.ConversationId("")
-        self._branch_points = branch_points
-        # The history and the turns at each branch point that has been read.
-        self._branches: dict[_Place, tuple[History, tuple[tuple[int, m.ConversationId], ...]]] = {}
-        self._turns: dict[int, m.ConversationId] = {}
-        self._requests: dict[int, m.ConversationId] = {}
+    _branch_points: set[_Place]
+    talks: dict[m.ConversationId, Talk] = {}
+    listings: dict[m.ServerName, tuple[m.ToolDefinition, ...]] = {}
+    last: m.ConversationId = m.ConversationId("")
+    # The history and the turns at each branch point that has been read.
+    _branches: dict[_Place, tuple[History, tuple[tuple[int, m.ConversationId], ...]]] = {}
+    _turns: dict[int, m.ConversationId] = {}
+    _requests: dict[int, m.ConversationId] = {}
 
     def see(self, envelope: EpisodeEnvelope) -> None:
         """Read the next message."""
