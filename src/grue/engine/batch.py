@@ -131,10 +131,7 @@ class CompletedTurns:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a reference to a conversation as a turn has left it; `None`: not known.
-
-    `past` refers to the conversation before the turn, and `said` has the turn's messages.
-    """
+    """Return a reference to a conversation as the turn that began at `past` has left it, if it is known."""
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)

@@ -372,10 +372,7 @@ class EpisodeMemory:
         self._lock = threading.Lock()
 
     def start(self, number: int | None, above: int = 0) -> int:
-        """Begin a turn and return its number.
-
-        That is `number`, or 1 more than the larger of `above` and the highest number so far.
-        """
+        """Begin a turn. Return `number`, or 1 more than the larger of `above` and the highest so far."""
         with self._lock:
             self.turn = max(self._highest, above) + 1 if number is None else number
             self._highest = max(self._highest, self.turn)

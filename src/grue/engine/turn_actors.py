@@ -62,6 +62,7 @@ class TurnResources(Struct, frozen=True, kw_only=True):
     sampling: CurrentSampler  # passes the sampling requests of the pool's sessions to the running turn
 
 
+@dataclass(eq=False, repr=False)
 class EarlyRequest:
     """Holds back texts and imports in a turn whose first request may be sent before the servers have started.
 
@@ -70,11 +71,10 @@ class EarlyRequest:
     at most 1 s.
     """
 
-    def __init__(self, on_delta: Callable[[m.TextDelta], None] | None) -> None:
-        self.agent: AgentActor | None = None
-        self._on_delta = on_delta
-        self._held: list[m.TextDelta] = []
-        self._sent = anyio.Event()
+    _on_delta: OnDelta | None
+    agent: AgentActor | None = None
+    _held: list[m.TextDelta] = field(default_factory=list)
+    _sent: anyio.Event = field(default_factory=anyio.Event)
 
     def show(self, delta: m.TextDelta) -> None:
         """Pass a piece of a reply's text to the host, or hold it until the tools are verified."""

@@ -549,12 +549,10 @@ class RecordedTurn:
             self.said.append(m.ReplyDropped(request=0))
         elif resumed.new:
             # Old versions of grue recorded the texts of a repeated request twice. Remove the first copy.
-            at = len(self.said) - 1
-            while at >= 0 and not isinstance(self.said[at], m.RequestCompletion):
-                at -= 1
-            request = self.said[at] if at >= 0 else None
-            if isinstance(request, m.RequestCompletion) and request.new == resumed.new:
-                del self.said[at:]
+            asked = ((at, each) for at, each in enumerate(self.said) if isinstance(each, m.RequestCompletion))
+            for at, request in [*asked][-1:]:
+                if request.new == resumed.new:
+                    del self.said[at:]
 
 
 def listing_in(envelope: EpisodeEnvelope) -> dict[m.ServerName, tuple[m.ToolDefinition, ...]]:
