@@ -1,7 +1,6 @@
 """Removes secrets from texts about a server. A secret is known by its name, its place or its form."""
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,10 +33,6 @@ class Redactor:
     def text(self, text: str) -> str:
         """Return `text` with these secrets, and the passwords in its URLs, replaced."""
         return _URL_PASSWORD.sub(r"\1[redacted:password]", self._redaction.redact_text(text))
-
-    def command_line(self, command: str, args: Sequence[str]) -> str:
-        """Return the command as a shell command line, redacted as by `words`."""
-        return shlex.join(self.words(command, args))
 
     def words(self, command: str, args: Sequence[str]) -> list[str]:
         """Return the words, redacted as by `text`; in arguments, also replace what looks like a secret."""

@@ -1,3 +1,4 @@
+import shlex
 import time
 
 import pytest
@@ -25,7 +26,7 @@ def test_short_values_are_left_alone() -> None:
 def test_command_line_hides_environment_values_and_secret_arguments() -> None:
     redactor = Redactor({"GITHUB_TOKEN": SECRET})
     args = ("-y", "server", f"--header={SECRET}", "--api-key", "short", "--password=hunter2", "two words")
-    assert redactor.command_line("npx", args) == (
+    assert shlex.join(redactor.words("npx", args)) == (
         "npx -y server '--header=[redacted:GITHUB_TOKEN]' --api-key '[redacted:api-key]'"
         " '--password=[redacted:password]' 'two words'"
     )

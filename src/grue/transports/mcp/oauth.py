@@ -222,7 +222,7 @@ class Authorizer:
         self._on_secret = on_secret
         self.store = store
         self._record: TokenRecord | None = None
-        self._issued = ""  # the last token that this object has obtained
+        self.issued = ""  # the last token that this object has obtained
         self._loaded = False
         self._lock = anyio.Lock()
         self._last_status: int | None = None  # the status of the last answer to a POST
@@ -240,10 +240,6 @@ class Authorizer:
         if record is not None and record.access_token and record.ends_soon() and record.refresh_token:
             return await self.renew(record.access_token)
         return record.access_token if record else ""
-
-    def has_issued(self, token: str) -> bool:
-        """Return whether `token` is the last one that this object has obtained."""
-        return token == self._issued
 
     def give_up(self, refusal: httpx2.Response) -> NoReturn:
         """Raise `AuthorizationRefused`, because the server also refuses a token that `renew` has returned."""
@@ -384,7 +380,7 @@ class Authorizer:
 
     async def _stored(self, record: TokenRecord) -> TokenRecord:
         self._use(record)  # called first, so that the tokens are redacted before anything can show them
-        self._issued = record.access_token
+        self.issued = record.access_token
         await self._saved(record)
         return record
 

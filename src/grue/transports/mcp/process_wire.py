@@ -1,6 +1,7 @@
 """The wire to a server that runs as a child process, over the process's standard streams."""
 
 import os
+import shlex
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -39,7 +40,7 @@ class ProcessWire:
         # Removes from texts the secrets in the server's settings and in the host's environment.
         self.redactor = Redactor(os.environ, server.named_values())
         # The server's command line as a person would type it.
-        self.address = self.redactor.command_line(server.command, server.args)
+        self.address = shlex.join(self.redactor.words(server.command, server.args))
 
     async def __aenter__(self) -> Self:
         package = launchers.missing_npx_package(self._server)

@@ -206,7 +206,7 @@ class Authorization:
         while asks_for_token(response):
             await response.aclose()
             authorizer = self._authorizer()
-            if renewals == _MOST_RENEWALS or (renewals and authorizer.has_issued(token)):
+            if renewals == _MOST_RENEWALS or (renewals and token == authorizer.issued):
                 authorizer.give_up(response)
             token = await authorizer.renew(token, response)
             request.headers["authorization"] = f"Bearer {token}"
