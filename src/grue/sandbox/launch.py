@@ -58,6 +58,7 @@ class Boxed:
         self._any_network = box.any_network or bool(box.hosts and not coverage().listener)
         self.gate: Gate | None = None
         self.scratch = scratch or scratch_path()
+        self._mark = self.scratch[-15:] if reads_audit() else ""
         os.mkdir(self.scratch, 0o700)  # noqa: PTH102
         try:
             self._places = places_of(box, cwd=cwd, scratch=self.scratch, **start)
@@ -108,10 +109,6 @@ class Boxed:
         if box.processes is not None and sys.platform == "linux":
             _lower(pid, resource.RLIMIT_NPROC, _tasks_of_user() + box.processes)
 
-    @property
-    def _mark(self) -> str:
-        return self.scratch[-15:] if reads_audit() else ""
-
     def refusals(self, text: str, *, died: bool = False) -> tuple[str, ...]:
         """Say in up to 5 sentences what the box refused. `text`: the output; `died`: the program failed."""
         network = "any" if self._any_network else "hosts" if self.gate is not None else "none"
@@ -128,11 +125,6 @@ class Boxed:
             died=died,
             mark=self._mark,
         )
-
-    def disown(self) -> None:
-        """In a forked child, close the child's copies of the gate's descriptors."""
-        if self.gate is not None:
-            self.gate.disown()
 
     def end(self) -> None:
         """Remove the scratch folder and close the gate. Call this when no process of the program lives."""

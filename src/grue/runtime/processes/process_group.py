@@ -235,8 +235,8 @@ class ProcessGroup:
         """In a forked child, close this copy's descriptors. The parent's process group goes on running."""
         self._leader.returncode = 0
         self.close_descriptors()
-        if self._boxed is not None:
-            self._boxed.disown()
+        if self._boxed is not None and self._boxed.gate is not None:
+            self._boxed.gate.disown()
 
 
 class ProcessRegistry:
