@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from grue.cli.app import app
 from grue.errors import LLMError, MCPError
-from grue.fleet.attempt import Ended, Job, Lost, Task, run_attempt
+from grue.fleet.attempt import Ended, Job, Lost, Task
 from grue.fleet.broker import Costs
 from grue.fleet.driver import Driver, Finished, Plan
 from grue.fleet.folder import FleetFolder, Manifest
@@ -54,7 +54,7 @@ class Inline:
         assert isinstance(job, Job), "no episode is scored here"
         sound = job.case.settings["sound"]
         try:
-            told: Any = run_attempt(job)
+            told: Any = job.make()
         except MCPError as error:
             told = Lost("error", str(error))
         if not sound and self._rng.random() < 0.3:

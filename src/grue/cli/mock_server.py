@@ -4,7 +4,8 @@ import importlib
 import runpy
 import sys
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from grue.cli import quit_at_once
-from grue.cli.project import importing_from_here
 from grue.cli.saying import say
 from grue.errors import MCPConfigError
 from grue.runtime.files import os_cause
@@ -34,7 +34,9 @@ def serve(
     `target`: `MODULE:NAME` or `FILE.py:NAME` of a `MockServer`; `None`: the bundled one, made with `options`.
     `port` is a port of 127.0.0.1; 0: a free one; `None`: use standard input and output.
     """
-    with importing_from_here(), ExitStack() as served:
+    with ExitStack() as served:
+        if target is not None and not target.rpartition(":")[0].endswith(".py"):
+            served.enter_context(importing_from_here())
         server = _server(target, options)
         if port is None:
             import anyio
@@ -53,6 +55,17 @@ def serve(
         typer.echo(url)
         sys.stdout.flush()
         threading.Event().wait()
+
+
+@contextmanager
+def importing_from_here() -> Iterator[None]:
+    """Put the working directory on `sys.path`, where pytest and `python -m` have it too."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # what was imported has removed it
+            sys.path.remove("")
 
 
 def _server(target: str | None, options: dict[str, Any]) -> "MockServer":

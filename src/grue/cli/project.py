@@ -3,8 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec import Struct, to_builtins
@@ -83,17 +82,6 @@ def known_servers(config: GameConfiguration, mcp_config: Path | None) -> KnownSe
             unusable[name] = str(error)
     source = str(from_here(path))
     return KnownServers(source=source, servers=servers, unusable=unusable, warnings=file.warnings)
-
-
-@contextmanager
-def importing_from_here() -> Iterator[None]:
-    """Put the working directory on `sys.path`, where pytest and `python -m` have it too."""
-    before = list(sys.path)
-    sys.path.insert(0, "")
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 def own_python() -> str:

@@ -20,7 +20,7 @@ from msgspec import NODEFAULT, Struct, structs
 import grue
 from grue import errors
 from grue import messages as m
-from grue.cli.project import importing_from_here
+from grue.cli.mock_server import importing_from_here
 from grue.cli.saying import say, shown_argument, shown_path
 from grue.engine.answers import unusable_answer
 from grue.engine.conversations.recorded_conversation import said_before

@@ -1,6 +1,7 @@
 """Sum up an attempt from its trace, so that episodes can be compared and grouped without their traces."""
 
 import contextlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from grue.tracing.turn_slices import OwnMessages
 _MOST_BYTES = 512 * 2**20
 _MOST_TEXT = 500
 _MOST_ANSWER = 2**20
+_PAID = re.compile("RunTurn|RequestCompletion|Completion(Received|Failed)|ReplyDropped|ServerSampled")
 
 
 class Course(Struct, kw_only=True, omit_defaults=True):
@@ -115,10 +117,10 @@ def read_spent(trace: Path, prices: Mapping[str, Price]) -> Amount:
     """
     spent, model, sampled = Amount(), "", list[m.Usage]()
     with contextlib.suppress(TraceError, OSError):
-        for envelope in open_episode(trace):
-            if envelope.copied:
-                continue
-            match envelope.body:
+        for line in open_episode(trace).lines():
+            if not _PAID.fullmatch(line.tag) or line.line.copied:
+                continue  # others are not decoded: they may be large, or of another version
+            match (envelope := line.envelope()).body:
                 case m.RunTurn(asks=asks):
                     model = model if asks is None else asks.model
                 case m.RequestCompletion():

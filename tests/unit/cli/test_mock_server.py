@@ -1,5 +1,6 @@
 """`grue mock-server` with a user's server that cannot be imported: an error that says why, no traceback."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 pytest.importorskip("mcp", reason="the mock server needs the extra: pip install 'grue[mcp]'")
 
-from grue.cli.mock_server import _server, serve
+from grue.cli.mock_server import _server, importing_from_here, serve
 from grue.errors import MCPConfigError
 
 WRONG = {
@@ -44,6 +45,35 @@ def test_the_working_directory_leaves_the_path_again(tmp_path: Path, monkeypatch
     with pytest.raises(MCPConfigError, match="is not a MockServer"):
         serve("servers_of_mine:shop", {"without": (), "page_size": None, "era": "both"}, port=None)
     assert sys.path == before
+
+
+def test_a_folder_that_an_imported_module_has_added_stays_in_the_path(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", before := list(sys.path))
+    with importing_from_here():
+        sys.path.append("src")
+    assert sys.path[-1] == "src"
+    assert "" not in before
+
+
+@pytest.mark.parametrize("target", [None, "mine.py:shop"])
+def test_modules_in_the_working_directory_replace_none_of_those_that_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "uvicorn", raising=False)
+    (tmp_path / "mine.py").write_text(
+        "from grue.testing.mock_server import MockServer\nshop = MockServer('s')"
+    )
+    (tmp_path / "uvicorn.py").write_text("raise SystemExit('this is not the server')")
+    monkeypatch.setattr("grue.testing.mock_server.MockServer.serve_stdio", imports_uvicorn)
+    monkeypatch.setattr("grue.cli.mock_server.quit_at_once", lambda: None)
+    serve(target, {"without": (), "page_size": None, "era": "both"}, port=None)
+
+
+async def imports_uvicorn(_server: object) -> None:
+    importlib.import_module("uvicorn")
 
 
 MODELS = """

@@ -65,6 +65,16 @@ def test_the_estimated_tokens_of_cancelled_requests_count_as_spent(tmp_path: Pat
     assert spent == Amount(2, 44, 40.0)
 
 
+def test_a_message_that_cannot_be_read_and_costs_nothing_hides_no_cost(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    request = m.RequestCompletion(conversation=m.ConversationId("t"), request=1, new=(), mode=m.OfferTools())
+    with EpisodeTape(trace) as tape:
+        tape.say(m.ServerNoted(server=m.ServerName("mind"), kind="log", text="Ready."), "mind agent")
+        tape.say(request, "agent llm")
+    trace.write_bytes(trace.read_bytes().replace(b'"ServerNoted"', b'"OfLaterGrue"'))
+    assert read_spent(trace, {}) == Amount(1)
+
+
 def test_what_comes_before_the_damage_counts(trace: Path) -> None:
     lines = trace.read_bytes().splitlines(keepends=True)
     trace.write_bytes(b"".join([*lines[: len(lines) // 2], b"{]\n", *lines[len(lines) // 2 :]]))
