@@ -49,6 +49,15 @@ def test_a_thousand_turns_put_no_more_into_the_page_than_is_seen(open_messages: 
     watched.assert_calm()
 
 
+def test_a_printer_gets_no_rows_of_hidden_tabs(open_messages: Any, long_html: Path) -> None:
+    page = open_messages(long_html).page
+    page.keyboard.press("1")
+    expect(page.locator("#messages")).to_be_hidden()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(".passage").count() > 1000
+    assert page.locator("#messages [role=option], #table-turns [role=option]").count() < 200
+
+
 def test_the_first_turns_can_be_read_and_searched_while_the_page_reads_the_others(
     held_page: Any, long_html: Path
 ) -> None:

@@ -25,6 +25,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.client import responses as _REASONS  # noqa: N812 - a table
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from msgspec import Struct
@@ -319,7 +320,6 @@ class ScriptedLlmServer:
         self._owed: dict[str, dict[str, list[Json]]] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._connections: dict[socket.socket, threading.Thread] = {}  # with the thread that serves each
         self._http = _HttpServer(("127.0.0.1", port), _Handler)
         self._http.owner = self
         # A daemon thread: if the `with` block is never left, as in a notebook, the program can still end.
@@ -358,11 +358,10 @@ class ScriptedLlmServer:
         self._http.shutdown()
         with self._lock:
             self._closing.set()
-            handlers = [*self._connections.values()]
-            for connection in self._connections:
+            for connection in self._http.handlers:
                 _wake(connection)
         self._http.server_close()
-        for handler in handlers:
+        for handler in self._http.handlers.values():
             handler.join()
         self._thread.join()
 
@@ -446,19 +445,6 @@ class ScriptedLlmServer:
                 return error_reply(400, text)
             return self._script[self._served - 1]
 
-    @contextlib.contextmanager
-    def _serving(self, connection: socket.socket) -> Iterator[None]:
-        with self._lock:
-            self.accepted += 1
-            self._connections[connection] = threading.current_thread()
-            if self._closing.is_set():
-                _wake(connection)
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._connections[connection]
-
 
 def _wake(connection: socket.socket) -> None:
     # This ends the thread that waits for the connection's next request.
@@ -522,6 +508,22 @@ _LENGTH = re.compile(r"[0-9]{1,9}")
 class _HttpServer(ThreadingHTTPServer):
     owner: ScriptedLlmServer
     request_queue_size = socket.SOMAXCONN  # with the default, 5, some of many clients are refused
+    handlers: Mapping[socket.socket, threading.Thread] = MappingProxyType({})  # the thread of each connection
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        # Daemon threads, because a client may keep its connection open to the end of the program. The base
+        # class would not wait for them in `server_close`.
+        handler = threading.Thread(
+            target=self.process_request_thread, args=(request, client_address), daemon=True
+        )
+        self.owner.accepted += 1
+        handler.start()
+        alive = {at: each for at, each in self.handlers.items() if each.is_alive()}
+        self.handlers = alive | {request: handler}
+
+    def close_request(self, request: Any) -> None:
+        with self.owner._lock:  # noqa: SLF001 - `_wake` must not meet another connection with the same number
+            super().close_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         # Print nothing about an OSError: the client has closed the connection, for example at its time limit.
@@ -533,10 +535,6 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: _HttpServer
-
-    def handle(self) -> None:
-        with self.server.owner._serving(self.connection):  # noqa: SLF001 - two halves of one server
-            super().handle()
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "0")

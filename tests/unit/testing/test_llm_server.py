@@ -18,6 +18,7 @@ from grue import FunctionTools, LlmSettings, RetryPolicy, Runner, TurnRequest
 from grue.errors import LLMError
 from grue.messages import LlmFailure
 from grue.protocol.retry import next_delay
+from grue.testing import llm_server
 from grue.testing.decisions import Called, assert_answer, assert_calls
 from grue.testing.llm_server import (
     LlmReply,
@@ -408,6 +409,25 @@ def test_a_forked_child_that_leaves_the_block_does_not_end_the_server() -> None:
         assert os.waitpid(child, 0)[1] == 0
         assert client.post("/chat/completions", json=asked).status_code == 200
     assert server.accepted == 1
+
+
+def test_the_end_of_the_block_waits_for_a_thread_whose_client_has_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, ending = set(threading.enumerate()), threading.Event()
+    end = llm_server._HttpServer.shutdown_request
+
+    def slow(server: llm_server._HttpServer, request: Any) -> None:
+        ending.set()
+        threading.Event().wait(0.2)
+        end(server, request)
+
+    monkeypatch.setattr(llm_server._HttpServer, "shutdown_request", slow)
+    with ScriptedLlmServer([]) as server:
+        port = int(server.base_url.rpartition(":")[2].partition("/")[0])
+        socket.create_connection(("127.0.0.1", port)).close()
+        assert ending.wait(10)
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_hundred_clients_may_connect_at_once() -> None:

@@ -212,7 +212,7 @@ def _skill_of(server: str, entry: Mapping[str, Any]) -> ServedSkill:
 def _resource_of(value: object, shown: str) -> SkillResource:
     try:
         return msgspec.convert(value, SkillResource)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # a field's name may have a lone surrogate
         raise ValueError(f"{shown} lists a file without address, digest or size") from None
 
 

@@ -119,7 +119,9 @@ class LLMClient:
     def completes_by_itself(self) -> bool:
         """`True` if a program has overridden `chat_completions_create` or `chat.completions.create`."""
         create = getattr(getattr(self.chat, "completions", None), "create", None)
-        return create != self._create or is_overridden(self, _COMPLETION_METHOD)
+        # A copy of a client has the method of the client that it was copied from.
+        ours = getattr(create, "__func__", None) is LLMClient._create
+        return not ours or is_overridden(self, _COMPLETION_METHOD)
 
     def chat_completions_create(
         self,

@@ -73,7 +73,7 @@ _KIMI_FRAME = re.compile(r"\s*<\|tool_calls_section_(?:begin|end)\|>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]{1,200})>")
 _DEEPSEEK_CALL = re.compile(
     r"\s*<[\uff5c|]tool[\u2581_]call[\u2581_]begin[\uff5c|]>(?:function<[\uff5c|]tool[\u2581_]sep[\uff5c|]>)?"
-    r"(?P<name>[\w.\-/:]{1,200})\s*(?:<[\uff5c|]tool[\u2581_]sep[\uff5c|]>)?\s*(?:```json\s)?\s*"
+    r"(?P<name>[\w.\-/:]{0,200})\s*(?:<[\uff5c|]tool[\u2581_]sep[\uff5c|]>)?\s*(?:```json\s)?\s*"
 )
 _DEEPSEEK_END = re.compile(r"<[\uff5c|]tool[\u2581_]call[\u2581_]end[\uff5c|]>")
 _DEEPSEEK_FRAME = re.compile(r"\s*<[\uff5c|]tool[\u2581_]calls[\u2581_](?:begin|end)[\uff5c|]>")
@@ -446,13 +446,13 @@ def _framed(
     at = begun.end() if begun else at
     while (opening := call.match(text, at)) is not None:
         ending = end.search(text, opening.end())
-        if ending is None:
+        if ending is None or not opening["name"]:
             raise _Unreadable
         said = text[opening.end() : ending.start()].rstrip().removesuffix("```")
         calls.append(WrittenCall(opening["name"], _object_text(said)))
         at = ending.end()
     closing = frame.match(text, at)
-    if not calls or (closed and closing is None):
+    if not calls or (closed and (closing is None or "begin" in closing[0])):
         raise _Unreadable
     return calls, closing.end() if closing else at
 

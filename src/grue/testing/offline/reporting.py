@@ -43,7 +43,8 @@ def reply_to_task(request: ChatRequest) -> Reply:
     tools = {str(each.get("name")) for each in _section(system, "MCP_TOOLS:\n")}
     results: _Results = {}
     for each in (each for text in said for each in _section(text, "RESULTS:\n")):
-        key, completed = (each.get("action"), each.get("target", "")), each.get("status") == "completed"
+        key = str(each.get("action")), str(each.get("target", ""))
+        completed = each.get("status") == "completed"
         results[key] = str(each.get("output", "")) if completed else results.get(key)
     return _preparing(results) or _reading(results, tools) or _writing(results, tools)
 

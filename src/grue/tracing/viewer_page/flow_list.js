@@ -86,7 +86,7 @@ class FlowList {
 
   /** Draw the items for a printer: all of them, but at most MOST_PRINTED. */
   printing() {
-    if (!this.items.length || this.hidden) return;
+    if (!this.items.length || !this.box.clientHeight) return;
     this.onPaper = true;
     this.fill(0, Math.min(this.items.length, MOST_PRINTED) - 1);
   }

@@ -159,6 +159,7 @@ def test_a_skill_that_begins_otherwise_than_listed_is_not_used(text: str, tmp_pa
         (lambda entry: entry["resources"][1].update(digest="md5:1"), "without address, digest or size"),
         (lambda entry: entry["resources"][1].update(size=-1), "without address, digest or size"),
         (lambda entry: entry["resources"][1].update(size=True), "without address, digest or size"),
+        (lambda entry: entry["resources"][1].update({"\ud800": 1}), "without address, digest or size"),
         (lambda entry: entry["resources"][1].update(size=1 << 25), "larger than 16 MiB"),
         (lambda entry: entry["resources"][1].update(uri="skill://pdf/../x"), "not a file of it"),
         (lambda entry: entry["resources"][1].update(uri="skill://other/x"), "not a file of it"),

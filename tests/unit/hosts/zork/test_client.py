@@ -1,5 +1,6 @@
 """`LLMClient`: the required call on the core's wire format."""
 
+import copy
 import itertools
 import json
 from typing import Any
@@ -534,6 +535,13 @@ def test_async_code_is_told_that_it_waits() -> None:
 def test_a_base_url_that_cannot_be_used_is_refused_at_once() -> None:
     with pytest.raises(MCPConfigError):
         LLMClient(base_url="localhost:8080")
+
+
+def test_a_copy_of_a_client_is_asked_as_the_client_is() -> None:
+    llm, _ = mocked()
+    assert (llm.completes_by_itself, copy.copy(llm).completes_by_itself) == (False, False)
+    llm.chat.completions.create = lambda **_: None
+    assert llm.completes_by_itself
 
 
 def test_a_closed_client_can_be_used_again() -> None:

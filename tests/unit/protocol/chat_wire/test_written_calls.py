@@ -41,6 +41,10 @@ HARMONY = '<|channel|>commentary to=functions.files.read <|constrain|>json<|mess
 CALL = '{"name": "files.list", "arguments": {}}'
 EMPTY = "<function=files.list></function>"
 DEEPSEEK_ONE = "<｜tool▁call▁begin｜>files.list<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+KIMI_ONE = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.files.list:0"
+    "<|tool_call_argument_begin|>{}<|tool_call_end|>"
+)
 FENCE = '```json\n{"name": "files.read", "arguments": {"path": "/a"}}\n```'
 
 
@@ -206,6 +210,8 @@ def test_a_mark_behind_a_text_counts_if_a_template_writes_it_so(text: str, form:
         (HARMONY * (MOST_CALLS + 1), "harmony"),
         ("<｜tool▁calls▁begin｜>files.read", "deepseek"),
         (DEEPSEEK_ONE * (MOST_CALLS + 1), "deepseek"),
+        (f"I look.\n{DEEPSEEK_ONE}<｜tool▁call▁begin｜>function<｜tool▁sep｜>", "deepseek"),
+        (f"{KIMI_ONE}<|tool_calls_section_begin|>", "kimi"),
     ],
 )
 def test_a_call_that_is_not_sure_is_noticed_and_not_made(text: str, form: str) -> None:

@@ -73,6 +73,11 @@ def test_a_server_that_names_no_folder_does_not_stop_it() -> None:
     assert params["arguments"] == {"paths": ["./notes/a.csv"]}
 
 
+def test_a_result_with_an_odd_action_or_target_does_not_stop_it() -> None:
+    odd: list[dict[str, Any]] = [{"action": ["x"], "status": "completed"}, {"action": "x", "target": {}}]
+    assert actions(SKILLS, *READY, *odd) == actions(SKILLS, *READY)
+
+
 def test_a_step_that_failed_is_done_again() -> None:
     failed = (*READY, done("read_file", "notes/a.csv", status="failed"))
     assert actions(SKILLS, *failed) == [("read_file", {"path": "notes/a.csv"})]
