@@ -260,6 +260,17 @@ def test_a_server_that_is_disabled_in_a_later_turn_drops_the_reply_and_degrades_
     assert (turn.outcome.kind, turn.dropped, turn.offered(-1)) == ("degraded", 1, [])
 
 
+@pytest.mark.parametrize("wrong", [("x", ()), ({"reason": "x"}, ()), (None, ("x",)), (Proven(), ["x"])])
+def test_only_what_an_earlier_process_knew_can_be_remembered(wrong: Any) -> None:
+    with (
+        ScriptedLlmServer([DONE]) as llm,
+        Runner(llm=LlmSettings(base_url=llm.base_url, model="m"), servers={}) as runner,
+    ):
+        with pytest.raises(MCPConfigError, match=r"remember\(\) wants .*'x'"):
+            runner.remember("faulty", *wrong)
+        assert runner.connection("faulty") == Untried()
+
+
 def test_a_disabled_server_is_not_presumed(tmp_path: Path, listed: tuple[ToolDefinition, ...]) -> None:
     with ScriptedLlmServer([DONE]) as llm:
         settings = LlmSettings(base_url=llm.base_url, model="m")

@@ -248,9 +248,19 @@ class Runner(AsyncToolAccess, Closing):
             server: The server's name.
             connection: What `Runner.connection` returned in that process; `None`: leave the state unchanged.
             listing: The tools that the server listed last; empty: they are not known.
+
+        Raises:
+            MCPConfigError: `connection` or an item of `listing` has another type.
         """
+        if not isinstance(connection, Settled | None):
+            raise MCPConfigError(
+                f"remember() wants what Runner.connection returned, not {shown(connection)}."
+            )
+        for each in (listing := tuple(listing)):
+            if not isinstance(each, m.ToolDefinition):
+                raise MCPConfigError(f"remember() wants a listing of ToolDefinitions, not of {shown(each)}.")
         self._memory.learn({} if connection is None else {m.ServerName(server): connection})
-        self._presumed.recall({m.ServerName(server): tuple(listing)})
+        self._presumed.recall({m.ServerName(server): listing})
 
     @own_keywords
     def run_turn(self, request: TurnRequest[T] | str) -> TurnOutcome[T]:
