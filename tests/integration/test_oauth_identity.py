@@ -176,6 +176,21 @@ def test_an_identity_token_that_is_refused_says_what_to_do(
     assert str(failure.remedy).startswith("Get a new identity token from the identity provider")
 
 
+def test_null_in_an_answer_of_the_identity_provider_is_like_a_missing_field(
+    guarded: Guarded, provider: IdentityProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = provider.exchange
+
+    def with_nulls(fields: dict[str, str], authorized: str) -> tuple[int, dict[str, Any]]:
+        status, body = exchange(fields, authorized)
+        return status, {**dict.fromkeys(("access_token", "error", "error_description")), **body}
+
+    monkeypatch.setattr(provider, "exchange", with_nulls)
+    refused = failure_of(spec(guarded, provider, identity_token="an-old-token"))
+    assert "(HTTP 400: invalid_grant: the token has expired)" in refused.cause
+    assert echoed(spec(guarded, provider, identity_token=provider.log_in("alice"))) == "hi"
+
+
 def test_a_file_without_a_token_is_named(
     guarded: Guarded, provider: IdentityProvider, tmp_path: Path
 ) -> None:

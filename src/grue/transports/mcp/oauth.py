@@ -650,10 +650,12 @@ class _Metadata(Struct):
 
 
 class _Issued(Struct):
-    access_token: str = ""
-    issued_token_type: str = ""
-    error: str = ""
-    error_description: str = ""
+    access_token: str | None = (
+        None  # `None` also for JSON's null, which some servers write for what they lack
+    )
+    issued_token_type: str | None = None
+    error: str | None = None
+    error_description: str | None = None
 
 
 class IdentityProvider(Struct, frozen=True):
