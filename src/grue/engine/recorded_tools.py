@@ -99,6 +99,7 @@ class TurnRecord(Struct, eq=False):
         self.inexact.update(self._listings)
         for envelope in self._envelopes:
             self._see(envelope)
+        self._envelopes = ()  # they would take memory until the fork ends
         for call in self._calls.values():
             if call.seq:
                 self.settled.setdefault(call.call.call_id, call)
