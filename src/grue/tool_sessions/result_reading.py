@@ -17,7 +17,7 @@ from grue.errors import MCPError
 from grue.protocol.tools import results as tool_results
 from grue.protocol.tools.results import in_lines, whole_text, without_middle
 
-_LINE = re.compile(r".+\n?|\n")
+_BLOCK = 1_024  # characters that are searched at once for a line number or a pattern
 _LONGEST_LINE = 4_000  # a longer line is searched in overlapping pieces of this length
 _OVERLAP = 400
 _SHOWN_OF_LINE = 300
@@ -101,10 +101,12 @@ def _lines(text: str, first: int, last: int | None, skip: int, room: int) -> str
 
 def _search(text: str, pattern: str, skip: int, room: int, clock: Callable[[], float]) -> str:
     test = _test_of(pattern)
+    # With an anchor, a line may match though its block does not: then each line is tested by itself.
+    quick = test if not re.search(r"[$^]|\\[Az]", pattern) else lambda _: True
     until = clock() + _SEARCH_S
     found: list[str] = []
     seen, size, stopped = 0, 0, ""
-    for line, offset, piece in _pieces(text):
+    for line, offset, piece in _pieces(text, quick):
         if clock() > until:
             stopped = f"the search stopped after {_SEARCH_S:g} s at line {line}: use a simpler pattern"
             break
@@ -157,21 +159,31 @@ def _select(content: object, path: str, skip: int, room: int) -> str:
 
 
 def _start_of(text: str, line: int) -> int:
-    """Return where a line begins; -1: there is no such line."""
-    at = 0
-    for _ in range(line - 1):
+    """Return where a line begins; -1: there is no such line. Skip whole blocks of the text, to be fast."""
+    at, left = 0, line - 1
+    while at < len(text) and (newlines := text.count("\n", at, at + _BLOCK)) < left:
+        at, left = at + _BLOCK, left - newlines
+    for _ in range(left):
         at = text.find("\n", at) + 1
         if not at:
             return -1
     return at
 
 
-def _pieces(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield each line in pieces: line number, offset in the line, and text."""
-    for number, found in enumerate(_LINE.finditer(text), start=1):
-        line = found[0].removesuffix("\n")
-        for offset in range(0, max(1, len(line) - _OVERLAP), _LONGEST_LINE - _OVERLAP):
-            yield number, offset, line[offset : offset + _LONGEST_LINE]
+def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
+    """Yield each line in pieces: line number, offset in the line, and text.
+
+    Of a block of lines that fails `quick`, yield the first line alone, so that the caller can stop in time.
+    """
+    at, number = 0, 1
+    while at < len(text):
+        end = text.find("\n", at + _BLOCK) + 1 or len(text)
+        lines = text[at:end].removesuffix("\n").split("\n")
+        fails = end - at <= 2 * _BLOCK and not quick(text[at:end])
+        for each, line in enumerate(lines[:1] if fails else lines, start=number):
+            for offset in range(0, max(1, len(line) - _OVERLAP), _LONGEST_LINE - _OVERLAP):
+                yield each, offset, line[offset : offset + _LONGEST_LINE]
+        at, number = end, number + len(lines)
 
 
 def _test_of(pattern: str) -> _Test:

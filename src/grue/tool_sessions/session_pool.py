@@ -17,7 +17,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 import anyio
 from anyio.abc import TaskGroup
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
@@ -155,13 +155,11 @@ class SessionPool(Struct, eq=False):
     recorder: Recorder
     sessions: Sessions
     expects_turn: Callable[["SessionPool"], bool] = lambda _: True
-    opened: set[m.ServerName] = field(
-        default_factory=set
-    )  # servers with which a turn has had an open session
+    opened: set[m.ServerName] = set()  # servers with which a turn has had an open session
     _generation: int = 0
-    _waiting: dict[m.ServerName, PooledConnection] = field(default_factory=dict)
-    _leased: dict[m.ServerName, PooledConnection] = field(default_factory=dict)
-    _leaving: list[PooledConnection] = field(default_factory=list)
+    _waiting: dict[m.ServerName, PooledConnection] = {}
+    _leased: dict[m.ServerName, PooledConnection] = {}
+    _leaving: list[PooledConnection] = []
 
     def begin_turn(self) -> None:
         """Count a turn that starts now. The sessions that have been prewarmed so far are for this turn."""

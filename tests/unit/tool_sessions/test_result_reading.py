@@ -1,11 +1,13 @@
+import itertools
 import json
+from typing import Any
 
 import pytest
 from case_tables import each_case
 from promises import within
 
 from grue.protocol.tools.results import failure, success, whole_text
-from grue.tool_sessions.result_reading import CannotReadError, read_part, wanted
+from grue.tool_sessions.result_reading import CannotReadError, _start_of, read_part, wanted
 
 ROWS = "\n".join(f"row {number}: {'error' if number % 500 == 0 else 'fine'}" for number in range(1, 2001))
 DATA = {
@@ -129,6 +131,50 @@ def test_a_match_in_a_long_line_is_shown_with_its_place() -> None:
     assert found[1].startswith("2 (from character ")
     assert "xxneedleyy" in found[1]
     assert len(found[1]) < 400
+
+
+def test_few_lines_are_tested_one_by_one_if_matches_are_far_apart() -> None:
+    looks = itertools.count()
+    rows = "".join(f"row {row}{'!' if row % 1000 == 0 else '.'}\n" for row in range(100_000))
+    text = read_part(
+        success(rows), wanted({"handle": "c", "pattern": "!"}), 100_000, clock=lambda: 0.0 * next(looks)
+    )
+    assert text.splitlines()[:3] == [
+        "[100 matching lines; there are no more]",
+        "1: row 0!",
+        "1001: row 1000!",
+    ]
+    assert next(looks) < 20_000
+
+
+@pytest.mark.parametrize(
+    "pattern", ["^b$", r"\Ab\z", r"\bb\b", r"\B", "[^a]", "^$", r"^\W", "(?s)^a.b", "b*"]
+)
+def test_a_line_matches_by_itself_wherever_it_stands(pattern: str) -> None:
+    lines = ["", "b", "ab", "a b", "-", "a" * 1_500, "a" * 3_000, "b\r"] * 3
+    numbers = [
+        n for n, line in enumerate(lines, 1) if not read(line + "\n", pattern=pattern).startswith("[no")
+    ]
+    found = read("\n".join([*lines, "a"]), 100_000, pattern=pattern).splitlines()[1:]
+    assert [n for line in found if (n := int(line.partition(":")[0])) <= len(lines)] == numbers
+
+
+class Counted(str):
+    __slots__ = ("finds",)
+
+    def find(self, *args: Any) -> int:
+        self.finds = getattr(self, "finds", 0) + 1
+        return super().find(*args)
+
+
+def test_a_line_is_found_by_its_number_in_time() -> None:
+    lines = [f"{n}" * (n % 7) for n in range(3_000)]
+    for number in (1, 2, 171, 1_000, 2_999, 3_000):
+        shown = read("\n".join(lines), first_line=number, last_line=number)
+        assert shown == f"[lines {number} to {number} of 3000]\n{lines[number - 1]}"
+    text = Counted("\n" * 100_000)
+    assert (_start_of(text, 99_999), _start_of(text, 100_002)) == (99_998, -1)
+    assert text.finds < 3_000
 
 
 def test_a_search_ends_in_time() -> None:

@@ -327,9 +327,8 @@ def _wanted(server: StdioServer) -> tuple[str, str] | None:
     """Name the package that a command runs, and the versions of Node that it needs; `None`: not known."""
     program = PurePath(server.command).name
     if program in _RUNNERS:
-        package = _without_version(
-            next(iter(_packages([arg for arg in server.args if arg not in _WORDS])), "")
-        )
+        args = [arg for arg in server.args if arg not in _WORDS]
+        package = _without_version(next(iter(_packages(args)), ""))
         if not package:
             return None
         cached = (_cache(server) / "_npx").glob(f"*/node_modules/{package}/package.json")
