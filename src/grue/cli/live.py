@@ -24,7 +24,6 @@ from typing import Any, Literal, Self, TextIO, TypeAlias
 
 import msgspec
 from msgspec import Struct, structs
-from rich.cells import set_cell_size
 
 from grue import messages as m
 from grue.cli.live_story import CYAN, Story, call_text, painted, tool_name
@@ -299,7 +298,12 @@ def _count(tokens: int) -> str:
 
 def _tail(text: str, width: int) -> str:
     text = text.lstrip()
-    return text if cells(text) <= width else ELLIPSIS + set_cell_size(text[::-1], width - 1)[::-1].lstrip()
+    if cells(text) <= width:
+        return text
+    while text and cells(text) > width - 1:
+        # A character takes two columns at most, so this never cuts too much.
+        text = text[max(1, (cells(text) - width) // 2) :]
+    return ELLIPSIS + text
 
 
 _TICK_S = 0.1
