@@ -17,22 +17,27 @@ from grue.engine.wiring import EndpointActors, Wiring, wire
 from grue.errors import ConversationBusy, ConversationError, MCPError, TraceError
 from grue.messages import (
     AssistantReply,
+    BatchId,
     CallId,
     Interrupted,
     OfferTools,
     RequestCompletion,
     RequireAnswer,
+    RunTurn,
     ServerName,
     SystemText,
     ToolCall,
     ToolDefinition,
     ToolMessage,
+    ToolReturned,
     TurnCompleted,
     TurnFailed,
     UserText,
 )
 from grue.protocol.chat_wire.profiles import OPENROUTER
 from grue.protocol.chat_wire.wire_format import Reply
+from grue.protocol.tools.results import success
+from grue.runtime.trace.file import TraceWriter
 from grue.runtime.trace.recorder import Recorder
 from grue.transports.llm.endpoint import LlmSettings
 
@@ -289,3 +294,17 @@ def test_a_trace_that_the_system_refuses_to_look_for_is_an_error_of_the_trace(tm
     results = EarlierResults([TurnRecorded(1, str(tmp_path / ("x" * 300)))])
     with pytest.raises(TraceError, match=r"Cannot read the trace .*: File name too long"):
         results.find(CallId("c"))
+
+
+def test_a_result_is_found_though_the_beginning_of_another_turn_cannot_be_read(tmp_path: Path) -> None:
+    path, recorder = tmp_path / "trace.jsonl", Recorder()
+    with TraceWriter(path, episode="e") as writer:
+        recorder.add(writer)
+        begun = [RunTurn(turn=turn, system="s", user=f"turn {turn}") for turn in (1, 2)]
+        causes = [recorder.record(run, sender="host", receiver="agent", turn=run.turn).seq for run in begun]
+        returned = ToolReturned(batch=BatchId(1), call_id=CallId("c"), result=success("found"))
+        recorder.record(returned, sender="a", receiver="agent", cause=causes[1], turn=2)
+    path.write_text(path.read_text().replace('"turn 1"', "5"))
+    found = EarlierResults([TurnRecorded(2, str(path))]).find(CallId("c"))
+    assert found is not None
+    assert found.content == "found"
