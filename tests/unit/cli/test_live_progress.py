@@ -205,7 +205,7 @@ def test_the_end_of_what_is_said_is_shown_and_a_retry_begins_it_anew() -> None:
     preview, status = shown(talking, size=narrow)
     assert (status, preview) == ("  * thinking", "    …" + ("one two " + "three " * 20 + "four")[-34:])
     assert shown(after(ASK, delta("a\nb"))) == ["    a b", "  * thinking"]
-    hearts = shown(after(ASK, delta("\u2764\ufe0f" * 40)), size=narrow)[0]
+    hearts = shown(after(ASK, delta("\u2764\ufe0f, " * 40)), size=narrow)[0]
     assert cells(hearts) <= 39, "each of two characters takes two columns together"
     restart = TextDelta(request=1, text="", restart=True)
     for anew in (RETRIED, ReplyCut(request=1, limit_tokens=5, retried_with=9), restart):
