@@ -253,12 +253,10 @@ class Runner(AsyncToolAccess, Closing):
             MCPConfigError: `connection` or an item of `listing` has another type.
         """
         if not isinstance(connection, Settled | None):
-            raise MCPConfigError(
-                f"remember() wants what Runner.connection returned, not {shown(connection)}."
-            )
-        for each in (listing := tuple(listing)):
-            if not isinstance(each, m.ToolDefinition):
-                raise MCPConfigError(f"remember() wants a listing of ToolDefinitions, not of {shown(each)}.")
+            raise MCPConfigError(f"remember() wants what connection() returned, not {shown(connection)}.")
+        listing = tuple(listing)
+        if not all(isinstance(each, m.ToolDefinition) for each in listing):
+            raise MCPConfigError(f"remember() wants a listing of ToolDefinitions, not {shown(listing)}.")
         self._memory.learn({} if connection is None else {m.ServerName(server): connection})
         self._presumed.recall({m.ServerName(server): listing})
 

@@ -91,12 +91,10 @@ def _lines(text: str, first: int, last: int | None, skip: int, room: int) -> str
     shown = text[begin : min(begin + room, end)]
     head = f"[lines {first} to {last} of {lines}" + (f", without {skip} characters" if skip else "")
     left = end - begin - len(shown)
-    if not left:
-        return f"{head}]\n{shown}"
-    return (
-        f"{head}; {left} characters of them are left out at the end: go on with the same lines and"
-        f" skip={skip + len(shown)}]\n{shown}"
-    )
+    if left:
+        head += f"; {left} characters of them are left out at the end: go on with the same lines and"
+        head += f" skip={skip + len(shown)}"
+    return f"{head}]\n{shown}"
 
 
 def _search(text: str, pattern: str, skip: int, room: int, clock: Callable[[], float]) -> str:
@@ -171,10 +169,7 @@ def _start_of(text: str, line: int) -> int:
 
 
 def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
-    """Yield each line in pieces: line number, offset in the line, and text.
-
-    Of a block of lines that fails `quick`, yield the first line alone, so that the caller can stop in time.
-    """
+    """Yield each line in pieces: line number, offset, text. Of a block that fails `quick`, yield one line."""
     at, number = 0, 1
     while at < len(text):
         end = text.find("\n", at + _BLOCK) + 1 or len(text)

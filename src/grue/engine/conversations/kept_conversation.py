@@ -138,8 +138,7 @@ def _in_trace(
     ours: set[int] = set()
     numbers = {number for number, _ in turns}
     for line in open_episode(trace).lines():
-        number, cause = line.line.turn, line.line.cause
-        if number not in numbers or (line.tag != m.RunTurn.__name__ and cause not in ours):
+        if line.line.turn not in numbers or (line.tag != m.RunTurn.__name__ and line.line.cause not in ours):
             continue
         # Only these bodies are decoded: another turn's message may be one that this version does not know.
         body = line.envelope().body if line.tag in (m.RunTurn.__name__, m.ToolReturned.__name__) else None

@@ -650,9 +650,8 @@ class _Metadata(Struct):
 
 
 class _Issued(Struct):
-    access_token: str | None = (
-        None  # `None` also for JSON's null, which some servers write for what they lack
-    )
+    # `None` also for JSON's null: some servers write it for what they leave out.
+    access_token: str | None = None
     issued_token_type: str | None = None
     error: str | None = None
     error_description: str | None = None
