@@ -19,7 +19,7 @@ Source: R5.2, R5.3, R5.4, R6.3, R6.4, R8.3, P17, P24, P44
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias, assert_never
+from typing import Literal, TypeAlias, assert_never
 
 import msgspec
 from msgspec import Struct
@@ -40,6 +40,7 @@ _MOST_GUESSED = 20  # rejected calls of a reply for which a similar name is look
 _ALIKE = 0.8
 Records: TypeAlias = tuple[m.ToolCallRecord, ...]
 Calls: TypeAlias = Mapping[m.CallId, m.ToolCall]
+CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
 
 _NONE_MISSING: Mapping[m.ServerName, str] = {}
 
@@ -49,7 +50,7 @@ class Unmade(Struct, frozen=True):
 
     call: m.ToolCall
     reason: str
-    denied: bool = False
+    settlement: Literal["rejected", "denied", "skipped"] = "rejected"
 
 
 class ValidCall(Struct, frozen=True):
@@ -246,29 +247,22 @@ def record_settlement(call: m.ToolCall, iteration: int, event: m.Settlement) -> 
 
 def answer_unmade(
     unmade: Iterable[Unmade], iteration: int, batch: m.BatchId
-) -> tuple[tuple[m.ToolRejected | m.ToolDenied, ...], Records]:
+) -> tuple[tuple[CallNote, ...], Records]:
     """Return the notes and records of calls that are not made, each with the reason that the model reads."""
-    notes: list[m.ToolRejected | m.ToolDenied] = []
+    notes: list[CallNote] = []
     records: list[m.ToolCallRecord] = []
     for each in unmade:
-        call, reason = each.call, each.reason
-        if each.denied:
-            notes.append(m.ToolDenied(batch=batch, call_id=call.call_id, name=call.name, reason=reason))
-            result = tool_results.failure(f"Tool call denied: {reason}")
-        else:
-            notes.append(m.ToolRejected(batch=batch, call_id=call.call_id, name=call.name, error=reason))
-            result = tool_results.failure(reason)
-        records.append(record(call, iteration, "denied" if each.denied else "rejected", result))
+        call, call_id, reason = each.call, each.call.call_id, each.reason
+        match each.settlement:
+            case "denied":
+                notes.append(m.ToolDenied(batch=batch, call_id=call_id, name=call.name, reason=reason))
+                reason = f"Tool call denied: {reason}"
+            case "rejected":
+                notes.append(m.ToolRejected(batch=batch, call_id=call_id, name=call.name, error=reason))
+            case "skipped":
+                notes.append(m.ToolSkipped(batch=batch, call_id=call_id, reason=reason))
+        records.append(record(call, iteration, each.settlement, tool_results.failure(reason)))
     return tuple(notes), tuple(records)
-
-
-def skip(
-    calls: tuple[m.ToolCall, ...], iteration: int, batch: m.BatchId, reason: str
-) -> tuple[tuple[m.ToolSkipped, ...], Records]:
-    """Return the notes and records of calls that are skipped, all for the same `reason`."""
-    notes = tuple(m.ToolSkipped(batch=batch, call_id=call.call_id, reason=reason) for call in calls)
-    result = tool_results.failure(reason)
-    return notes, tuple(record(call, iteration, "skipped", result) for call in calls)
 
 
 def tool_messages(

@@ -14,10 +14,11 @@ from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.context.fit import ContextLedger
 from grue.protocol.context.history import Items
 from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call
-from grue.protocol.tools.calls import Calls, Records, Run, ValidCall, tool_messages, tool_of
+from grue.protocol.tools.calls import CallNote, Calls, Records, Run, ValidCall, tool_messages, tool_of
 from grue.protocol.tools.names import SERVER, Servers, Tools, is_built_in
 from grue.protocol.tools.policy import matches_any
 from grue.protocol.tools.results import MediaRoom, is_referred
+from grue.protocol.turn.prices import Spent
 
 T = TypeVar("T")
 
@@ -175,12 +176,8 @@ class Turn(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def budget_spent(self) -> bool:
         """`True` if the budget is used up: only the final answer may still be asked for, once."""
-        budget, usage = self.run.limits.budget, self.usage
-        return (
-            (budget.requests is not None and self.requests + self.sampled >= budget.requests)
-            or (budget.tokens is not None and usage.input_tokens + usage.output_tokens >= budget.tokens)
-            or (budget.cost_usd is not None and (usage.cost_usd or 0.0) >= budget.cost_usd)
-        )
+        spent = Spent(requests=self.requests + self.sampled, usage=self.usage)
+        return bool(spent.reached(self.run.limits.budget))
 
 
 class Idle(Struct, frozen=True):
@@ -236,7 +233,6 @@ class AwaitingSummary(Struct, frozen=True):
     new: Items
 
 
-CallNote: TypeAlias = m.ToolRejected | m.ToolDenied | m.ToolSkipped
 CallNotes: TypeAlias = tuple[CallNote, ...]
 Notes: TypeAlias = tuple[m.TurnNote, ...]
 

@@ -26,7 +26,7 @@ from grue.policies import ApprovalDecision, ApprovalQuestion
 from grue.protocol.context.history import Items
 from grue.protocol.tools import calls as tool_calls
 from grue.protocol.tools import results as tool_results
-from grue.protocol.tools.policy import Decisions, definition_digest, judge, judged, question_about
+from grue.protocol.tools.policy import Decisions, Judged, definition_digest, judge, judged, question_about
 from grue.protocol.tools.policy import settled as settled_decisions
 from grue.protocol.tools.results import NOT_AS_DECIDED
 from grue.protocol.turn import states as s
@@ -158,19 +158,16 @@ def settle(state: s.AwaitingTools, event: m.Settlement) -> Transition:
 def _skip_unsent(
     state: s.AwaitingTools, reason: str, batch: m.BatchId, *, of: m.ServerName | None = None
 ) -> tuple[s.AwaitingTools, CallNotes]:
-    skipped = tuple(run for run in state.unsent if of is None or run.server == of)
-    left = tuple(run for run in state.unsent if of is not None and run.server != of)
-    unsent = {call.call_id: call for run in skipped for call in run.calls}
-    notes: CallNotes = ()
-    records: tool_calls.Records = ()
-    for sent_before, answer in ((False, reason), (True, tool_results.INTERRUPTED)):
-        calls = tuple(
-            call
-            for call_id, call in state.calls.items()
-            if call_id in unsent and (unsent[call_id].task is not None) == sent_before
-        )
-        noted, recorded = tool_calls.skip(calls, state.turn.iterations, batch, answer)
-        notes, records = (*notes, *noted), (*records, *recorded)
+    left = tuple(run for run in state.unsent if of not in (None, run.server))
+    skipped = (run for run in state.unsent if of in (None, run.server))
+    sent_before = {call.call_id: call.task is not None for run in skipped for call in run.calls}
+    # Calls that an earlier process has sent come last: traces contain this order.
+    ids = sorted((call_id for call_id in state.calls if call_id in sent_before), key=sent_before.__getitem__)
+    answer = {False: reason, True: tool_results.INTERRUPTED}
+    unmade = (
+        tool_calls.Unmade(state.calls[call_id], answer[sent_before[call_id]], "skipped") for call_id in ids
+    )
+    notes, records = tool_calls.answer_unmade(unmade, state.turn.iterations, batch)
     return replace(state, unsent=left, settled=(*state.settled, *records)), notes
 
 
@@ -219,11 +216,9 @@ def call(
         left, turn.callable, turn.unlisted, offered=turn.offered, missing=turn.missing
     )
     before = turn.used
-    judged = [*valid]
-    if turn.run.tool_policy.rules:
-        terms, used = judge(turn.run.tool_policy, (each.tool for each in valid), turn.used)
-        turn = replace(turn, used=used)
-        judged = [replace(each, terms=found) for each, found in zip(valid, terms, strict=True)]
+    terms, used = judge(turn.run.tool_policy, (each.tool for each in valid), turn.used)
+    turn = replace(turn, used=used)
+    judged = [replace(each, terms=found) for each, found in zip(valid, terms, strict=True)]
     judged += (tool_calls.open_call(call, tasks[call.call_id]) for call in calls if call.call_id in tasks)
     place = {call.call_id: number for number, call in enumerate(calls)}
     judged.sort(key=lambda each: place[each.call.call_id])
@@ -234,7 +229,7 @@ def call(
         if _is_outdated(each, definitions):
             outdated.append(tool_calls.Unmade(each.call, f"Tool call failed: {NOT_AS_DECIDED}"))
         elif each.terms.verdict == "deny":
-            denied.append(tool_calls.Unmade(each.call, each.terms.reason, denied=True))
+            denied.append(tool_calls.Unmade(each.call, each.terms.reason, "denied"))
         else:
             made.append(each)
     unmade = (*rejected, *outdated, *denied)
@@ -347,13 +342,15 @@ def _send(turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: Notes) 
     tasks = turn.open_tasks.items()
     changed = {name: task.changed_arguments for name, task in tasks if task.changed_arguments is not None}
     for each in reply.open:
-        outcome = _decided(each, decisions.get(each.call.call_id))
-        if isinstance(outcome, tool_calls.Unmade):
-            denied.append(outcome)
-            continue
-        approved.append(outcome)
-        if outcome is not each:
-            changed[each.call.call_id] = outcome.arguments
+        decision = decisions.get(each.call.call_id)
+        found = Judged() if decision is None else judged(decision)
+        if found.denied:
+            denied.append(tool_calls.Unmade(each.call, found.denied, "denied"))
+        elif found.changed is None:
+            approved.append(each)
+        else:
+            approved.append(replace(each, arguments=found.changed))
+            changed[each.call.call_id] = found.changed
     denials, records = tool_calls.answer_unmade(denied, turn.iterations, m.BatchId(turn.batches + 1))
     reply = replace(reply, open=tuple(approved), settled=(*reply.settled, *records))
     reply, at_once = _noted(turn, reply, denials)
@@ -367,19 +364,6 @@ def _send(turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: Notes) 
     )
     following, commands = _send_runs(state)
     return following, (*notes, *at_once, *commands)
-
-
-def _decided(
-    each: tool_calls.ValidCall, decision: ApprovalDecision | None
-) -> tool_calls.ValidCall | tool_calls.Unmade:
-    if decision is None:  # nobody was asked about this call
-        return each
-    found = judged(decision)
-    if found.denied:
-        return tool_calls.Unmade(each.call, found.denied, denied=True)
-    if found.changed is None:
-        return each
-    return replace(each, arguments=found.changed)
 
 
 DECLINED = "the model declined to answer: {words}"
@@ -465,7 +449,8 @@ def _refuse_calls(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Tran
     answer, why = tool_results.SKIPPED_TOO_LATE, "it calls tools, which are no longer available"
     if turn.missing and phase == "only":
         answer, why = f"not called: {turn.degraded}", f"it calls tools, and there are none: {turn.degraded}"
-    notes, records = tool_calls.skip(reply.tool_calls, turn.iterations, batch, answer)
+    unmade = (tool_calls.Unmade(each, answer, "skipped") for each in reply.tool_calls)
+    notes, records = tool_calls.answer_unmade(unmade, turn.iterations, batch)
     turn, new = replace(turn, batches=batch).tell(records)
     return refuse(turn, phase, m.NoAnswer(reason=why, raw=reply.content), new=new, notes=notes)
 
