@@ -563,14 +563,9 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     def __add__(self, other: "Usage") -> "Usage":
         """Add two usages. Counts are clamped to 63 bits. The cost is `None` only if both costs are."""
         mine, theirs = self.cost_usd, other.cost_usd
-        return Usage(
-            input_tokens=_within_63_bits(self.input_tokens + other.input_tokens),
-            output_tokens=_within_63_bits(self.output_tokens + other.output_tokens),
-            cached_tokens=_within_63_bits(self.cached_tokens + other.cached_tokens),
-            cache_write_tokens=_within_63_bits(self.cache_write_tokens + other.cache_write_tokens),
-            reasoning_tokens=_within_63_bits(self.reasoning_tokens + other.reasoning_tokens),
-            cost_usd=theirs if mine is None else mine if theirs is None else mine + theirs,
-        )
+        *counts, _ = self.__struct_fields__
+        sums = {name: _within_63_bits(getattr(self, name) + getattr(other, name)) for name in counts}
+        return Usage(**sums, cost_usd=theirs if mine is None else mine if theirs is None else mine + theirs)
 
 
 class ModelAsked(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

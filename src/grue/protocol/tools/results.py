@@ -99,16 +99,6 @@ class MediaRoom:
         return ""
 
 
-def text_in(mime: object, data: str) -> str | None:
-    """Return the text in base64 `data`; `None`: `mime` is no text type, or `data` is too long or no text."""
-    if not isinstance(mime, str) or not _TEXTUAL.match(mime) or decoded_bytes(data) > _MAX_TEXT_BYTES:
-        return None
-    try:
-        return base64.b64decode(_without_prefix(data)).decode()
-    except ValueError:
-        return None
-
-
 _TEXTUAL = re.compile(
     r"text/|application/(?:json|xml|javascript|yaml|toml|sql)\b|[^;]*\+(?:json|xml)\b", re.IGNORECASE
 )
@@ -118,14 +108,6 @@ def decoded_bytes(base64_text: str) -> int:
     """Return the decoded size of base64 text in bytes, without decoding what may be megabytes."""
     tail = base64_text[-4:]
     return (len(base64_text) - len(tail) + len(tail.rstrip("="))) * 3 // 4
-
-
-def known_bytes(data: str) -> int | None:
-    """Return the decoded size of base64 in bytes; `None`: it is not base64 (not checked above 1 MB)."""
-    data = _without_prefix(data)
-    clean = data if len(data) > _MAX_TEXT_BYTES else _clean(data)
-    # Data that is not base64 may be a secret that the trace hides: a replay would get another size.
-    return None if clean is None else decoded_bytes(clean)
 
 
 def _without_prefix(data: str) -> str:
@@ -572,12 +554,15 @@ def _readable_block(block: m.JsonObject, room: MediaRoom | None) -> m.JsonObject
 
 def _binary(kind: str, holder: m.JsonObject, data: str, room: MediaRoom | None) -> m.JsonObject:
     """Return what the model reads for base64 data. With a `room`, attach data that is not text."""
-    size = known_bytes(data)
-    described: m.JsonObject = {} if size is None else {"bytes": size}
+    bare, mime = _without_prefix(data), holder.get("mimeType")
+    clean = bare if len(bare) > _MAX_TEXT_BYTES else _clean(bare)
+    # Data that is not base64 may be a secret that the trace hides: a replay would get another size.
+    described: m.JsonObject = {} if clean is None else {"bytes": decoded_bytes(clean)}
     if room is None:
         return described
-    if (text := text_in(holder.get("mimeType"), data)) is not None:
-        return described | {"text": text}
+    if isinstance(mime, str) and _TEXTUAL.match(mime) and decoded_bytes(data) <= _MAX_TEXT_BYTES:
+        with contextlib.suppress(ValueError):
+            return described | {"text": base64.b64decode(bare).decode()}
     omitted = room.attach(kind, data, str(holder.get("uri") or ""))
     return described | {"omitted": omitted} if omitted else described
 

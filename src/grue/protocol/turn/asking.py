@@ -44,7 +44,11 @@ def _send_fitted(turn: Turn, phase: Phase, new: Items, notes: Commands, *, may_s
         text = m.UserText(_kept(turn)[0].summary_request.replace("{words}", str(words)))
         request = _request(turn, (text,), m.RequireAnswer(), aside=True)
         return AwaitingSummary(turn, phase, new), (*notes, request)
-    return _send(_said(turn, fitted.new), phase, fitted.new, notes)
+    last = tuple(item for item in fitted.new if isinstance(item, m.ToolMessage))
+    # The user text is the turn's task: without its `stub`, this turn cannot clear it.
+    stays = (replace(item, stub="") if isinstance(item, m.UserText) else item for item in fitted.new)
+    turn = replace(turn, ledger=fitted.ledger.say(stays, _named(turn, new)), last=last)
+    return _send(turn, phase, fitted.new, notes)
 
 
 def _send(turn: Turn, phase: Phase, new: Items, notes: Commands) -> Transition:
@@ -188,14 +192,6 @@ def _make_room(turn: Turn, new: Items, *, may_summarise: bool) -> tuple[Turn, fi
     if turn.run.references != "never" and (cut or (found.cleared is not None and found.cleared.results)):
         turn = turn.referring()
     return turn, replace(found, new=tuple(_with_handle(turn, item, cut, named) for item in found.new))
-
-
-def _said(turn: Turn, new: Items) -> Turn:
-    _, ledger = _kept(turn)
-    last = tuple(item for item in new if isinstance(item, m.ToolMessage))
-    # The user text is the turn's task: without its `stub`, this turn cannot clear it.
-    stays = tuple(replace(item, stub="") if isinstance(item, m.UserText) else item for item in new)
-    return replace(turn, ledger=ledger.say(stays, _named(turn, new)), last=last)
 
 
 def _with_summary(turn: Turn, summary: str) -> tuple[Turn, m.Summarised]:

@@ -124,28 +124,22 @@ def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     else:
         where = "the tool policy"
         patterns = tuple(pattern for rule in run.tool_policy.rules for pattern in rule.tools)
-    if not patterns:
-        return ()
-    names = tuple(tool.name for tool in turn.tools)
     return tuple(
         m.ServerNoted(server=run.servers[0], kind="bad_tool", text=f"{where} has {pattern!r}{UNMATCHED}")
-        for pattern in unmatched_patterns(patterns, names)
+        for pattern in unmatched_patterns(patterns, (tool.name for tool in turn.tools))
     )
 
 
 def _with_all_tools(state: s.AwaitingSessions) -> Transition:
     turn, resumed = state.turn, state.turn.resuming
     if resumed is not None and resumed.parked.calls:
-        parked = resumed.parked
-        settled, decisions = parked.settled, resumed.decisions
-        return tools.call(
-            turn, parked.calls, settled=settled, decisions=decisions, definitions=parked.definitions
-        )
+        return tools.call(turn, resumed.parked.calls, resumed)
     if turn.forced:
         return ask(turn, "forced", state.new)
+    if turn.can_call and turn.budget_reached:
+        return force(turn, "budget", state.new)
     if turn.can_call:
-        spent = turn.budget_reached
-        return force(turn, "budget", state.new) if spent else ask(turn, "loop", state.new)
+        return ask(turn, "loop", state.new)
     if turn.reconnected:
         return force(turn, "server_died", state.new)
     return ask(turn, "only", state.new)
@@ -208,9 +202,15 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
     """Return the transition for an event while tools are presumed; `None`: `tool_loop.step` decides."""
     match state, event:
         case s.Presuming(pending=pending), m.SessionOpened() | m.McpDisabled() if event.server in pending:
-            return _presumed_reported(state, event)
-        case s.Presuming(pending=pending), m.StartupFailed() if event.server in pending:
-            return _not_started(state, event)
+            turn, pending = tools.with_report(state.turn, event), without(pending, event.server)
+            following, commands = _when_verified(replace(state, turn=turn, pending=pending))
+            return following, commands if pending else (*unmatched_notes(turn), *commands)
+        case s.Presuming(pending=pending), m.StartupFailed(server=server) if server in pending:
+            turn = replace(state.turn, open=(*state.turn.open, *without(pending, server)))
+            if state.reply is not None:
+                return fail(turn, event.failure, unread=True)
+            # Before the turn ends, drop the request that is under way, so that its cost is counted.
+            return s.AwaitingDrop(turn, event.failure), (_drop(turn, f"the server '{server}' did not start"),)
         case s.Presuming(reply=None, turn=turn), m.CompletionReceived():
             return _when_verified(replace(state, turn=heard(turn, event), reply=event))
         case s.Presuming(reply=None, turn=turn), m.CompletionFailed(usage=usage):
@@ -219,8 +219,12 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
         case s.AwaitingDrop(turn=turn), m.CompletionReceived(usage=usage) | m.CompletionFailed(usage=usage):
             # The reply was on its way when the agent sent `DropCompletion`. Only its usage counts.
             return replace(state, turn=turn.count(usage)), ()
-        case s.AwaitingDrop(), m.ReplyDropped():
-            return _dropped(state, event)
+        case s.AwaitingDrop(failure=failure), m.ReplyDropped(usage=usage):
+            turn = state.turn.count(usage)
+            if failure is not None:
+                return fail(turn, failure, unread=True)
+            # No new texts: the dropped request has already added the turn's texts to the conversation.
+            return when_all_reported(s.AwaitingSessions(turn, (), ()))
         case s.AwaitingDrop(turn=turn), (m.SessionOpened() | m.McpDisabled() | m.StartupFailed()) if (
             event.server in turn.open
         ):
@@ -228,31 +232,6 @@ def step_early(state: s.Presuming | s.AwaitingDrop, event: m.TurnEvent) -> Trans
             return state, ()
         case _:
             return None
-
-
-def _presumed_reported(state: s.Presuming, event: m.SessionOpened | m.McpDisabled) -> Transition:
-    turn = tools.with_report(state.turn, event)
-    pending = without(state.pending, event.server)
-    following, commands = _when_verified(replace(state, turn=turn, pending=pending))
-    return following, commands if pending else (*unmatched_notes(turn), *commands)
-
-
-def _not_started(state: s.Presuming, event: m.StartupFailed) -> Transition:
-    """End the turn. A request that is still under way is dropped first, so that its cost is counted."""
-    others = without(state.pending, event.server)
-    turn = replace(state.turn, open=(*state.turn.open, *others))
-    if state.reply is not None:
-        return fail(turn, event.failure, unread=True)
-    drop = _drop(turn, f"the server '{event.server}' did not start")
-    return s.AwaitingDrop(turn, event.failure), (drop,)
-
-
-def _dropped(state: s.AwaitingDrop, event: m.ReplyDropped) -> Transition:
-    turn = state.turn.count(event.usage)
-    if state.failure is not None:
-        return fail(turn, state.failure, unread=True)
-    # No new texts: the dropped request has already added the turn's texts to the conversation.
-    return when_all_reported(s.AwaitingSessions(turn, (), ()))
 
 
 def _when_verified(state: s.Presuming) -> Transition:

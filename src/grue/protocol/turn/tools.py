@@ -52,7 +52,8 @@ def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
 def _send_runs(state: s.AwaitingTools, notes: CallNotes = ()) -> Transition:
     """Start servers, and send the runs that need not wait. If no call is left, go on with the turn."""
     state, starts = _start_called(state)
-    state, due = _due(state)
+    due = tuple(each.note for each in takewhile(lambda each: each.settled <= len(state.settled), state.noted))
+    state = replace(state, noted=state.noted[len(due) :])
     if notes and due:
         place = {call_id: number for number, call_id in enumerate(state.calls)}
         notes = tuple(sorted((*notes, *due), key=lambda note: place[note.call_id]))
@@ -64,12 +65,6 @@ def _send_runs(state: s.AwaitingTools, notes: CallNotes = ()) -> Transition:
         return state, tuple(commands)
     following, more = _after_tools(state)
     return following, (*commands, *more)
-
-
-def _due(state: s.AwaitingTools) -> tuple[s.AwaitingTools, CallNotes]:
-    """Take from `state.noted` the notes that can be recorded now, and return them."""
-    due = tuple(takewhile(lambda each: each.settled <= len(state.settled), state.noted))
-    return replace(state, noted=state.noted[len(due) :]), tuple(each.note for each in due)
 
 
 def _next_run(state: s.AwaitingTools) -> tool_calls.Run | None:
@@ -193,22 +188,14 @@ def _after_tools(state: s.AwaitingTools) -> Transition:
 
 TOO_LATE = "it came after the question was closed"
 
-_NO_DEFINITIONS: Mapping[str, str] = {}
 
-
-def call(
-    turn: Turn,
-    calls: tuple[m.ToolCall, ...],
-    *,
-    settled: tool_calls.Records = (),
-    decisions: tuple[ApprovalDecision, ...] = (),
-    definitions: Mapping[str, str] = _NO_DEFINITIONS,
-) -> Transition:
+def call(turn: Turn, calls: tuple[m.ToolCall, ...], resumed: m.Resumption | None = None) -> Transition:
     """Judge the calls of a reply: ask a person about them, send them, or answer them without a server.
 
-    For a resumed turn: `settled` are the calls that were answered before, `decisions` those of a person
-    since then, and `definitions` the digests of the called tools at the time of the reply.
+    `resumed`: how the turn was resumed, if it was parked or killed before all these calls were settled.
     """
+    settled = () if resumed is None else resumed.parked.settled
+    definitions = {} if resumed is None else resumed.parked.definitions
     done = {record.call_id for record in settled}
     tasks = turn.open_tasks
     left = tuple(call for call in calls if call.call_id not in done and call.call_id not in tasks)
@@ -242,7 +229,7 @@ def call(
         used_before=before,
     )
     reply, at_once = _noted(turn, reply, notes)
-    return _ask(turn, reply, decisions, at_once)
+    return _ask(turn, reply, () if resumed is None else resumed.decisions, at_once)
 
 
 def _noted(turn: Turn, reply: s.JudgedReply, notes: CallNotes) -> tuple[s.JudgedReply, CallNotes]:
