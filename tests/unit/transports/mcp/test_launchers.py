@@ -71,7 +71,8 @@ def test_npx_prefers_what_a_project_has_installed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "args", [("-c", "thinker"), ("-y",), (), ("--registry", "x", "thinker"), ("-p", "thinker")]
+    "args",
+    [("-c", "thinker"), ("-y",), (), ("--registry", "x", "thinker"), ("-p", "thinker"), ("-p=", "thinker")],
 )
 def test_npx_with_other_options_is_left_alone(tmp_path: Path, args: tuple[str, ...]) -> None:
     install(tmp_path / "node_modules", "thinker", "cli.js", "thinker")
