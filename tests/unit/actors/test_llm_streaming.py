@@ -463,6 +463,7 @@ async def test_an_endless_reply_that_is_not_streamed_is_asked_for_again_once_too
 
 
 STATED = b'data: {"choices":[{"delta":{},"finish_reason":"error"}],"usage":{"prompt_tokens":90}}\n\n'
+BEGUN = b'data: {"id":"c","model":"m","choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 
 
 @pytest.mark.parametrize(
@@ -471,8 +472,9 @@ STATED = b'data: {"choices":[{"delta":{},"finish_reason":"error"}],"usage":{"pro
         replace(text_reply("one two three four five six seven"), then="drop", after=0.7),
         replace(text_reply("one two three four five six seven"), amid="error"),
         LlmReply(headers={"Content-Type": "text/event-stream"}, body=STATED),
+        LlmReply(headers={"Content-Type": "text/event-stream"}, body=BEGUN),
     ],
-    ids=["cut off", "ended by an error", "ended with its usage"],
+    ids=["cut off", "ended by an error", "ended with its usage", "cut off before its first text"],
 )
 async def test_what_a_reply_that_broke_off_has_cost_counts_with_the_next_one(broken: LlmReply) -> None:
     with ScriptedLlmServer([broken, text_reply("ok")]) as server:

@@ -202,7 +202,8 @@ _KEPT = ("error", "id", "model", "usage", "service_tier", "system_fingerprint")
 
 _LARGE_WEIGHT = 16 * 2**10
 """A member of `_KEPT` with more weight counts in `ChatAssembler.held` each time it comes, so that the limit
-on `held` bounds the work. A lighter one, which many chunks repeat, does not count."""
+on `held` bounds the work. A lighter one, which many chunks repeat, counts once: so `held` is above 0 from the
+first chunk on, and a reply that breaks before its first text has cost its prompt."""
 
 _MOST_READ = 64 * 2**20  # characters that `_is_complete` parses for one reply; repeated parsing counts again
 _CHUNK = frozenset({"choices", "error", "usage", "model", "object", "created"})
@@ -277,8 +278,9 @@ class ChatAssembler:
         chunk = intact(event.object, _CHUNK)
         for key in _KEPT:
             if chunk.get(key) is not None:
-                self._top[key], size = chunk[key], w.weight(chunk[key])
-                self.held += size if size > _LARGE_WEIGHT else 0
+                size, is_first = w.weight(chunk[key]), key not in self._top
+                self.held += size if size > _LARGE_WEIGHT or is_first else 0
+                self._top[key] = chunk[key]
         if chunk.get("error"):
             self.finished = True
         choices = chunk.get("choices")
