@@ -23,7 +23,6 @@ from typing import Literal, TypeAlias, assert_never
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from grue import messages as m
 from grue.policies import SettlementKind
@@ -191,20 +190,18 @@ def _unknown(name: str) -> str:
 
 def runs_of(calls: Iterable[ValidCall], *, bind: bool = False) -> tuple[Run, ...]:
     """Group calls into runs (see `Run`). With `bind`, calls without a task get the digest of their tool."""
-    digests: dict[tuple[str, str], str] = {}
     runs: list[tuple[m.ServerName, bool, list[m.ServerCall]]] = []
     for valid in calls:
         server, parallel = valid.tool.server, valid.terms.parallel
         if not runs or parallel or runs[-1][:2] != (server, False):
             runs.append((server, parallel, []))
         call = m.ServerCall(
-            call_id=valid.call.call_id, tool=valid.tool.tool, arguments=valid.arguments, task=valid.task
+            call_id=valid.call.call_id,
+            tool=valid.tool.tool,
+            arguments=valid.arguments,
+            task=valid.task,
+            definition=definition_digest(valid.tool) if bind and valid.task is None else "",
         )
-        if bind and valid.task is None:
-            tool = server, valid.tool.tool
-            if tool not in digests:
-                digests[tool] = definition_digest(valid.tool)
-            call = replace(call, definition=digests[tool])
         runs[-1][2].append(call)
     return tuple(Run(server, tuple(served), parallel) for server, parallel, served in runs)
 

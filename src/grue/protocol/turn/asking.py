@@ -231,8 +231,6 @@ def _after_overflow(
         if shortened is not None:
             ledger, share = shortened
             changes = (*changes, m.Shortened(share))
-    if not changes:
-        return turn, ()
     if turn.run.references != "never" and cleared.results:
         turn = turn.referring()
     return replace(turn, ledger=ledger, window=window), changes

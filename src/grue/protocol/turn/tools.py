@@ -73,18 +73,14 @@ def _next_run(state: s.AwaitingTools) -> tool_calls.Run | None:
     A run waits for its server to start and for the runs before it. But of consecutive parallel runs, only
     those at the same server wait for each other, because a session makes one run's calls at a time.
     """
-    if not all(batch.parallel for batch in state.under_way) or not state.unsent:
+    if not all(batch.parallel for batch in state.under_way):
         return None
-    waiting = {*state.starting, *state.turn.unstarted}
-    first = state.unsent[0]
-    if not state.under_way and first.server not in waiting:
-        return first
-    busy = {batch.server for batch in state.under_way} | waiting
-    for run in state.unsent[:_LOOK_AHEAD]:
+    busy = {*state.starting, *state.turn.unstarted, *(batch.server for batch in state.under_way)}
+    for before, run in enumerate(state.unsent[:_LOOK_AHEAD], len(state.under_way)):
+        if run.server not in busy and (run.parallel or not before):
+            return run
         if not run.parallel:
             return None
-        if run.server not in busy:
-            return run
     return None
 
 
@@ -209,17 +205,16 @@ def call(turn: Turn, calls: tuple[m.ToolCall, ...], resumed: m.Resumption | None
     judged += (tool_calls.open_call(call, tasks[call.call_id]) for call in calls if call.call_id in tasks)
     place = {call.call_id: number for number, call in enumerate(calls)}
     judged.sort(key=lambda each: place[each.call.call_id])
-    outdated: list[tool_calls.Unmade] = []
-    denied: list[tool_calls.Unmade] = []
+    unmade = [*rejected]
     made: list[tool_calls.ValidCall] = []
     for each in judged:
         if _is_outdated(each, definitions):
-            outdated.append(tool_calls.Unmade(each.call, f"Tool call failed: {NOT_AS_DECIDED}"))
+            unmade.append(tool_calls.Unmade(each.call, f"Tool call failed: {NOT_AS_DECIDED}"))
         elif each.terms.verdict == "deny":
-            denied.append(tool_calls.Unmade(each.call, each.terms.reason, "denied"))
+            unmade.append(tool_calls.Unmade(each.call, each.terms.reason, "denied"))
         else:
             made.append(each)
-    unmade = (*rejected, *outdated, *denied)
+    unmade.sort(key=lambda each: each.settlement == "denied")  # traces contain this order
     notes, records = tool_calls.answer_unmade(unmade, turn.iterations, m.BatchId(turn.batches + 1))
     reply = s.JudgedReply(
         calls={call.call_id: call for call in calls},
@@ -517,8 +512,6 @@ def changed_tools(offered: Iterable[m.ToolDefinition], listed: Iterable[m.ToolDe
 def _start_called(state: s.AwaitingTools) -> tuple[s.AwaitingTools, Commands]:
     """Start the servers that unsent calls wait for, at most `TurnLimits.starts_at_once` at a time."""
     turn = state.turn
-    if not turn.unstarted:
-        return state, ()
     called = dict.fromkeys(run.server for run in state.unsent if run.server in turn.unstarted)
     room = max(1, turn.run.limits.starts_at_once) - len(state.starting)
     names = tuple(islice(called, max(0, room)))
