@@ -130,7 +130,9 @@ class History:
             added.append(said := m.Said(items, answer, answer is not None and beside_tools))
             self._note_said(said)
         for entry in added:
-            self._add(entry)
+            self.entries.append(entry)
+            if self.ledger is not None:
+                self.ledger.add(entry)
         return tuple(added)
 
     def keep(self, reply: m.AssistantReply) -> None:
@@ -234,11 +236,6 @@ class History:
         self.attached = self.attached or any(getattr(item, "attachments", ()) for item in said.items)
         if said.answer is not None:
             self.asked, self.in_words = said.answer, said.beside_tools
-
-    def _add(self, entry: Entry) -> None:
-        self.entries.append(entry)
-        if self.ledger is not None:
-            self.ledger.add(entry)
 
     def forget(self) -> None:
         """Drop the last reply (`unread`) if it is not an entry yet, also from the conversation's file."""

@@ -60,8 +60,7 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 def hints_of(annotations: ToolAnnotations | None) -> ToolHints:
     """Return the hints in annotations. A read-only tool counts as idempotent and not destructive."""
-    if annotations is None:
-        return ToolHints()
+    annotations = annotations or ToolAnnotations()
     read_only = bool(annotations.read_only)
     return ToolHints(
         read_only=read_only,
@@ -171,16 +170,14 @@ def _fault(rule: object) -> str:
 
 
 def _terms(policy: ToolPolicy, tool: m.ToolDefinition, hints: ToolHints) -> Terms:
-    for rule in policy.rules:
-        if _matches(rule, tool, hints):
-            return Terms(
-                verdict=rule.verdict,
-                reason=rule.reason,
-                max_calls=rule.max_calls,
-                parallel=rule.parallel and hints.read_only,
-                read_only=hints.read_only,
-            )
-    return Terms(read_only=hints.read_only)
+    rule = next((rule for rule in policy.rules if _matches(rule, tool, hints)), ToolRule())
+    return Terms(
+        verdict=rule.verdict,
+        reason=rule.reason,
+        max_calls=rule.max_calls,
+        parallel=rule.parallel and hints.read_only,
+        read_only=hints.read_only,
+    )
 
 
 def _matches(rule: ToolRule, tool: m.ToolDefinition, hints: ToolHints) -> bool:

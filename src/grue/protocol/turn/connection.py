@@ -1,11 +1,7 @@
 """Decide whether and how often to connect to a tool server during an episode; a pure state machine.
 
-- Until a connect to a server has succeeded in the episode (in a resumed turn: in the turn), each connect gets
-  one attempt. If it fails, the turn fails, or the server is disabled (`FailurePolicy.first_connect`).
-- A later connect that fails is retried in the same turn, at most `connect_retries` times (by default 1).
-- If the retries fail too, the server is disabled: for the rest of the episode, or for `retry_disabled_s`. The
-  first turn after that makes one attempt. If it fails, the wait is doubled, up to 15 minutes or, if that is
-  longer, `retry_disabled_s`.
+`FailurePolicy` has the rules: `first_connect`, `connect_retries` and `retry_disabled_s`. Until a connect to a
+server has succeeded in the episode (in a resumed turn: in the turn), each connect gets one attempt.
 
 `Untried`, `Proven` and `Disabled` are the states between turns. `Connecting` exists only within a turn.
 
