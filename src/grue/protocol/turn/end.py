@@ -72,7 +72,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
                 turn = replace(turn, told=turn.resuming.parked.untold)
         case s.AwaitingTools(starting=starting):
             turn, notes = with_calls_ended(state, starting)
-        case s.AwaitingApproval(reply=s.JudgedReply(calls=calls, settled=settled, noted=notes)):
+        case s.AwaitingApproval(calls=calls, settled=settled, noted=notes):
             told = answers_at_end(turn, calls, settled, calls.keys() - turn.open_tasks.keys())
             turn = replace(turn, records=(*turn.records, *settled), told=told)
     failure: m.TurnFailure

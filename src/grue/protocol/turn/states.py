@@ -244,24 +244,21 @@ class PlacedNote(Struct, frozen=True):
     note: CallNote
 
 
-class JudgedReply(Struct, frozen=True, kw_only=True):
-    """The tool calls of a reply that the policy has judged, before this process sends any of them."""
+class AwaitingApproval(Struct, frozen=True, kw_only=True):
+    """Waits for decisions on `questions` about a reply's calls, after the policy has judged them all.
 
+    Only an earlier process may have sent calls of the reply.
+    """
+
+    turn: Turn
     calls: Calls
     open: tuple[ValidCall, ...]  # the calls that are to be made, in order, some only if a person approves
     earlier: Records = ()  # records of the calls that were answered before the turn was resumed
     settled: Records  # `earlier`, and records of the calls that are not made
     used_before: Mapping[str, int] = {}  # `Turn.used` before these calls were judged
     noted: CallNotes = ()  # about calls not made, for `AwaitingTools.noted`
-
-
-class AwaitingApproval(Struct, frozen=True):
-    """Waits for decisions on `questions`. Only an earlier process may have sent calls of the reply."""
-
-    turn: Turn
-    reply: JudgedReply
-    questions: tuple[ApprovalQuestion, ...]
-    decisions: Mapping[m.CallId, ApprovalDecision]
+    questions: tuple[ApprovalQuestion, ...] = ()
+    decisions: Mapping[m.CallId, ApprovalDecision] = {}
 
 
 class Batch(Struct, frozen=True):

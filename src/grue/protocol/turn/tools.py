@@ -37,12 +37,12 @@ from grue.protocol.turn.states import CallNotes, Commands, Notes, Phase, Transit
 _LOOK_AHEAD = 32  # how many unsent runs are looked at to find one whose server is idle
 
 
-def _placed(reply: s.JudgedReply) -> tuple[s.PlacedNote, ...]:
-    notes = {note.call_id: note for note in reply.noted}
-    made = {each.call.call_id for each in reply.open}
+def _placed(state: s.AwaitingApproval) -> tuple[s.PlacedNote, ...]:
+    notes = {note.call_id: note for note in state.noted}
+    made = {each.call.call_id for each in state.open}
     placed: list[s.PlacedNote] = []
-    settled = len(reply.settled)
-    for call_id in reply.calls:
+    settled = len(state.settled)
+    for call_id in state.calls:
         settled += call_id in made
         if call_id in notes:
             placed.append(s.PlacedNote(settled, notes[call_id]))
@@ -216,22 +216,23 @@ def call(turn: Turn, calls: tuple[m.ToolCall, ...], resumed: m.Resumption | None
             made.append(each)
     unmade.sort(key=lambda each: each.settlement == "denied")  # traces contain this order
     notes, records = tool_calls.answer_unmade(unmade, turn.iterations, m.BatchId(turn.batches + 1))
-    reply = s.JudgedReply(
+    state = s.AwaitingApproval(
+        turn=turn,
         calls={call.call_id: call for call in calls},
         open=tuple(made),
         earlier=settled,
         settled=(*settled, *records),
         used_before=before,
     )
-    reply, at_once = _noted(turn, reply, notes)
-    return _ask(turn, reply, () if resumed is None else resumed.decisions, at_once)
+    state, at_once = _noted(state, notes)
+    return _ask(state, () if resumed is None else resumed.decisions, at_once)
 
 
-def _noted(turn: Turn, reply: s.JudgedReply, notes: CallNotes) -> tuple[s.JudgedReply, CallNotes]:
-    """Store the notes in `reply`. In the replay of an old trace, return them instead, to be recorded now."""
-    if not turn.run.binds_calls:
-        return reply, notes
-    return replace(reply, noted=(*reply.noted, *notes)), ()
+def _noted(state: s.AwaitingApproval, notes: CallNotes) -> tuple[s.AwaitingApproval, CallNotes]:
+    """Store the notes in `state`. In the replay of an old trace, return them instead, to be recorded now."""
+    if not state.turn.run.binds_calls:
+        return state, notes
+    return replace(state, noted=(*state.noted, *notes)), ()
 
 
 def _is_outdated(each: tool_calls.ValidCall, definitions: Mapping[str, str]) -> bool:
@@ -242,17 +243,15 @@ def _is_outdated(each: tool_calls.ValidCall, definitions: Mapping[str, str]) -> 
     return made_for != definition_digest(each.tool)
 
 
-def _ask(
-    turn: Turn, reply: s.JudgedReply, decisions: tuple[ApprovalDecision, ...], notes: Notes
-) -> Transition:
+def _ask(state: s.AwaitingApproval, decisions: tuple[ApprovalDecision, ...], notes: Notes) -> Transition:
     """Ask about each call that still needs a decision. If no call needs one, go on to send the calls."""
     # A decision counts even if the policy has changed since the question and allows the call now.
     answered = frozenset(each.call_id for each in decisions)
-    accepted, ignored = settled_decisions(_questions(turn, reply, answered), decisions)
+    accepted, ignored = settled_decisions(_questions(state, answered), decisions)
+    state = replace(state, questions=_without(_questions(state), accepted), decisions=accepted)
     notes = (*notes, *ignored)
-    state = s.AwaitingApproval(turn, reply, _without(_questions(turn, reply), accepted), accepted)
     if not state.questions:
-        return _send(turn, reply, accepted, notes)
+        return _send(state, notes)
     return state, (*notes, m.AskApproval(questions=state.questions))
 
 
@@ -260,9 +259,7 @@ def decide(state: s.AwaitingApproval, event: m.CallsDecided) -> Transition:
     """Add the decisions in `event`. If each question now has a decision, send the calls."""
     accepted, ignored = settled_decisions(state.questions, event.decisions, state.decisions)
     state = replace(state, questions=_without(state.questions, accepted), decisions=accepted)
-    if state.questions:
-        return state, ignored
-    return _send(state.turn, state.reply, accepted, ignored)
+    return (state, ignored) if state.questions else _send(state, ignored)
 
 
 def ignore(event: m.CallsDecided) -> tuple[m.DecisionIgnored, ...]:
@@ -279,35 +276,33 @@ def park(state: s.AwaitingApproval, event: m.ApprovalPostponed) -> Transition:
 
 def parked_at_questions(state: s.AwaitingApproval, expires_at: float | None = None) -> m.TurnParked:
     """Return the `TurnParked` with all that a later process needs to ask the questions again and go on."""
-    reply, questions = state.reply, _questions(state.turn, state.reply)
-    definitions = tool_calls.definitions_of(reply.calls.values(), state.turn.callable, state.turn.unlisted)
-    if state.turn.resuming is not None and state.turn.run.binds_parked:
+    turn, calls, questions = state.turn, state.calls, _questions(state)
+    definitions = tool_calls.definitions_of(calls.values(), turn.callable, turn.unlisted)
+    if turn.resuming is not None and turn.run.binds_parked:
         # Only the tools in the questions are decided on as they are now; the others, as they were before.
         asked = {question.name for question in questions}
-        earlier = state.turn.resuming.parked.definitions
+        earlier = turn.resuming.parked.definitions
         definitions |= {name: digest for name, digest in earlier.items() if name not in asked}
     return replace(
-        progress(state.turn),
+        progress(turn),
         questions=questions,
-        calls=tuple(reply.calls.values()),
-        settled=reply.earlier,
+        calls=tuple(calls.values()),
+        settled=state.earlier,
         expires_at=expires_at,
-        used={**reply.used_before},
+        used={**state.used_before},
         definitions=definitions,
-        untold=answers_at_end(
-            state.turn, reply.calls, reply.earlier, reply.calls.keys() - state.turn.open_tasks.keys()
-        ),
+        untold=answers_at_end(turn, calls, state.earlier, calls.keys() - turn.open_tasks.keys()),
     )
 
 
 def _questions(
-    turn: Turn, reply: s.JudgedReply, answered: frozenset[str] = frozenset()
+    state: s.AwaitingApproval, answered: frozenset[str] = frozenset()
 ) -> tuple[ApprovalQuestion, ...]:
     """Return a question about each call that needs approval, or whose id is in `answered`."""
-    show = turn.run.show_schemas
+    show = state.turn.run.show_schemas
     return tuple(
         question_about(each.call.call_id, each.tool, each.arguments, each.terms.reason, show_schema=show)
-        for each in reply.open
+        for each in state.open
         if each.terms.verdict == "ask" or each.call.call_id in answered
     )
 
@@ -316,15 +311,16 @@ def _without(questions: tuple[ApprovalQuestion, ...], decided: Decisions) -> tup
     return tuple(question for question in questions if question.call_id not in decided)
 
 
-def _send(turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: Notes) -> Transition:
+def _send(state: s.AwaitingApproval, notes: Notes) -> Transition:
     """Begin to make a reply's calls. If there is no call to make, go on as after the last call."""
+    turn = state.turn
     approved: list[tool_calls.ValidCall] = []
     denied: list[tool_calls.Unmade] = []
     # A call that an earlier process has sent keeps the arguments that a person chose for it in that process.
     tasks = turn.open_tasks.items()
     changed = {name: task.changed_arguments for name, task in tasks if task.changed_arguments is not None}
-    for each in reply.open:
-        decision = decisions.get(each.call.call_id)
+    for each in state.open:
+        decision = state.decisions.get(each.call.call_id)
         found = Judged() if decision is None else judged(decision)
         if found.denied:
             denied.append(tool_calls.Unmade(each.call, found.denied, "denied"))
@@ -334,17 +330,18 @@ def _send(turn: Turn, reply: s.JudgedReply, decisions: Decisions, notes: Notes) 
             approved.append(replace(each, arguments=found.changed))
             changed[each.call.call_id] = found.changed
     denials, records = tool_calls.answer_unmade(denied, turn.iterations, m.BatchId(turn.batches + 1))
-    reply = replace(reply, open=tuple(approved), settled=(*reply.settled, *records))
-    reply, at_once = _noted(turn, reply, denials)
+    state = replace(state, open=tuple(approved), settled=(*state.settled, *records))
+    state, at_once = _noted(state, denials)
     runs = tool_calls.runs_of(approved, bind=turn.run.binds_calls)
     if not runs:
         # No batch is sent, but the notes about the calls that are not made have used the next batch's number.
         turn = replace(turn, batches=turn.batches + 1)
-    placed, tools = _placed(reply), turn.callable
-    state = s.AwaitingTools(
-        turn, reply.calls, (), runs, reply.settled, changed=changed, tools=tools, noted=placed
+    placed, tools = _placed(state), turn.callable
+    following, commands = _send_runs(
+        s.AwaitingTools(
+            turn, state.calls, (), runs, state.settled, changed=changed, tools=tools, noted=placed
+        )
     )
-    following, commands = _send_runs(state)
     return following, (*notes, *at_once, *commands)
 
 
