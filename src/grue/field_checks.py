@@ -52,7 +52,7 @@ class ByName(StructMeta):
 
 
 def repr_by_fields(settings: Any) -> str:
-    """Return the `repr` of an object whose `__rich_repr__` hides secrets: as a method, it is `__repr__`."""
+    """Return the `repr` of an object whose `__rich_repr__` hides secrets. Classes set it as `__repr__`."""
     return f"{type(settings).__name__}({', '.join(f'{k}={v!r}' for k, v in settings.__rich_repr__())})"
 
 

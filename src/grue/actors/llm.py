@@ -476,7 +476,7 @@ class LlmActor(Actor[m.LlmCommand]):
     async def _complete(
         self, asked: _Asked, envelope: Envelope[m.LlmCommand], droppable: anyio.CancelScope
     ) -> None:
-        """Ask the model, and report the outcome. A cancellation of `droppable` drops the completion."""
+        """Ask the model and report the outcome. If `droppable` is cancelled before that, report nothing."""
         event: _Outcome | None = None
         try:
             with droppable:

@@ -316,7 +316,7 @@ def _ask(question: ApprovalQuestion) -> ApprovalDecision:
     sys.stderr.write("\n".join(asked) + "\n")
     sys.stderr.flush()
     forget_typed(sys.stdin)
-    with contextlib.suppress(UnicodeDecodeError):  # such as a letter in the terminal's other encoding
+    with contextlib.suppress(UnicodeDecodeError):  # a line in another encoding is no approval
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return question.approve()
     return question.deny()

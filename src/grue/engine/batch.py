@@ -131,7 +131,7 @@ class CompletedTurns:
 
 
 def _place_after(past: m.HistoryReference, said: tuple[SaidStep, ...]) -> m.HistoryReference | None:
-    """Return a reference to a conversation as the turn that began at `past` has left it, if it is known."""
+    """Return a reference to the conversation after the turn that began at `past`; `None`: it is not known."""
     ledger = Ledger()
     ledger.length, ledger.digest = past.length, past.digest
     history = History(ledger)
@@ -233,7 +233,7 @@ def _start(index: int, request: TurnRequest[T] | str, batch: Batch, episode: Epi
     try:
         return episode.submit(turn.run)
     except MCPError as error:
-        return error  # the runner is closed; `_results` raises it after the results of the earlier turns
+        return error  # no turn can run; `_results` raises this after the results of the earlier turns
 
 
 def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -> TurnOutcome[T] | None:
@@ -252,7 +252,7 @@ def _completed(turn: HostTurn[T], number: int, earlier: CompletedTurns | None) -
 
 @defer_interrupts()
 def ended_item(index: int, call: Call[TurnOutcome[T]]) -> BatchItem[TurnOutcome[T]] | turns.TurnPostponed:
-    """Wait for the end of a running turn and return its result, or how it waits."""
+    """Wait until a turn ends or is postponed. Return its result, or the `TurnPostponed` that it raised."""
     call.join()
     try:
         return BatchItem(index=index, outcome=call.result())

@@ -391,7 +391,7 @@ class _RecordedConnection:
         return listing
 
     async def call(self, tool: str, arguments: m.JsonObject, timeout_s: float) -> m.ToolCallResult:
-        """Return the recorded result of this call, or do what `RecordedApproval.misses` says."""
+        """Answer as recorded, or by `_fork.results`; without a record, do what `_fork.misses` says."""
         found = self._fork.record.take(self._server, tool, arguments)
         if found is not None:
             self._relisted = self._fork.record.relisted(self._server, found)

@@ -300,7 +300,7 @@ class ProgressSource(Struct):
     """The progress of a turn, for its handle. If the handle held the turn, it would keep the runner alive."""
 
     last: TurnProgress = TurnProgress(doing="waiting for its turn")
-    actors: TurnActors | None = None  # `None`, so that they can be garbage collected: `last` counts
+    actors: TurnActors | None = None  # while they run; else `last` counts, and nothing keeps them alive
 
 
 class TurnHandle(Generic[R]):
@@ -372,7 +372,7 @@ class EpisodeMemory:
         self._lock = threading.Lock()
 
     def start(self, number: int | None, above: int = 0) -> int:
-        """Begin a turn. Return `number`, or 1 more than the larger of `above` and the highest so far."""
+        """Begin a turn. Return `number`; for `None`, the first number above `above` and above all so far."""
         with self._lock:
             self.turn = max(self._highest, above) + 1 if number is None else number
             self._highest = max(self._highest, self.turn)

@@ -157,7 +157,7 @@ def run_waiting(
 class _Rounds(Generic[T]):
     """Starts turns, sends the waiting requests, and lets each turn go on when its reply has come.
 
-    A turn that has a trace goes on where the trace ends.
+    A turn that has waited or was interrupted goes on where its trace ends.
     """
 
     def __init__(self, batch: Batch, batching: Batching, endpoint: LlmEndpoint, files: BatchFolder) -> None:

@@ -71,7 +71,7 @@ class TurnsUnderWay:
 
     @contextlib.contextmanager
     def in_use(self, users: int = 1) -> Iterator[None]:
-        """Count a batch within the block, or a turn that is in no batch."""
+        """Within the block, count a batch, or a turn that is in no batch, in `_users`."""
         self._use(users)
         try:
             yield

@@ -202,10 +202,10 @@ class Comparison(Struct, frozen=True, kw_only=True):
         return self.text()
 
     def text(self, *, grue: str = "", everything: bool = False) -> str:
-        """Return the findings and, if any case differs, the most different cases; with fewer than 15, all.
+        """Return the findings and, if any case differs, the most different cases; of fewer than 15, all.
 
-        `everything`: add all cases that differ. `grue`, if given: how the commands call grue that show the
-        episodes of each listed case that differs; the commands stand below the case.
+        `everything`: add all cases that differ. `grue`: how a command calls grue. If it is given, commands
+        that show the episodes stand below each listed case that differs.
         """
         heads = ["", "A", "B", "B - A", "95 % interval"]
         rows = [heads, *(_row(each, self.score) for each in self.measures)]

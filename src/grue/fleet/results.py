@@ -284,7 +284,7 @@ def _in_order(version: str) -> list[tuple[int, str]]:
 
 
 def all_settings(result: Result) -> m.JsonObject:
-    """Return an episode's settings, those of the sweep as the sweep gave them."""
+    """Return an episode's settings: those of the sweep, as it gave them, and those that the work added."""
     return {**result.settings, **result.planned}
 
 

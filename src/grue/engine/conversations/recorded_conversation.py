@@ -500,14 +500,14 @@ class RecordedTurn:
             del self.said[at + 1 :]
 
     def retold(self, history: History, where: m.Resumption) -> History:
-        """Add to `history` what was said in the turn up to `where` it goes on, as `replay` does."""
+        """Replay `self.said` into `history` and return it. Drop the last reply if its request is repeated."""
         self.replay(history, self.said)
         if asks_again(where):
             history.forget()
         return history
 
     def replay(self, history: History, said: Iterable[SaidStep]) -> History:
-        """Add to `history` what was `said` in the turn. Return `history`.
+        """Add to `history` the texts of the turn's `RunTurn`, and what was `said` after it. Return `history`.
 
         Raises `ValueError` if the entries do not fit those in `history`.
         """

@@ -440,7 +440,7 @@ def _harmony(text: str, at: int, _tools: _Tools) -> _Found:
 def _framed(
     text: str, at: int, call: re.Pattern[str], end: re.Pattern[str], frame: re.Pattern[str], *, closed: bool
 ) -> _Found:
-    """Return calls between two `frame` tags; the last may be missing unless it must be `closed`."""
+    """Return calls and where they end. `frame` tags may surround them; if `closed`, the last must."""
     calls: list[WrittenCall] = []
     begun = frame.match(text, at)
     at = begun.end() if begun else at

@@ -152,7 +152,7 @@ def _skip_unsent(
     left = tuple(run for run in state.unsent if of not in (None, run.server))
     skipped = (run for run in state.unsent if of in (None, run.server))
     sent_before = {call.call_id: call.task is not None for run in skipped for call in run.calls}
-    # Calls that an earlier process has sent come last: traces contain this order.
+    # Calls that an earlier process has sent come last: old traces have this order, and must replay.
     ids = sorted((call_id for call_id in state.calls if call_id in sent_before), key=sent_before.__getitem__)
     answer = {False: reason, True: tool_results.INTERRUPTED}
     unmade = (
