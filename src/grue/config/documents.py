@@ -78,7 +78,7 @@ class Document:
         return MCPConfigError(said, path=str(self.path), line=self.line(problems[0].keys), problems=problems)
 
     def convert(self, kind: type[T]) -> T:
-        """Return a YAML document as a Struct of this type; an empty one gives the Struct's defaults."""
+        """Return the document as a Struct of this type; an empty one gives the Struct's defaults."""
         try:
             return msgspec.convert({} if self.value is None else self.value, kind)
         except msgspec.ValidationError as error:

@@ -516,7 +516,7 @@ class _Fill:
         return _EXPRESSION.sub(lambda found: ",".join(self._value(found[1])), text)
 
     def several(self, text: str) -> tuple[str, ...]:
-        """Return the values of a text, of which there may be several, or none, if it is one `${...}`."""
+        """Return the values of a text: any number if the text is a single `${...}`, otherwise one."""
         whole = _EXPRESSION.fullmatch(text)
         return self._value(whole[1]) if whole else (self.one(text),)
 

@@ -380,7 +380,7 @@ def _what_is_wrong(error: ErrorDetails) -> str:
     if error["type"] in ("unexpected_keyword_argument", "no_such_attribute"):
         return "is not a setting."
     if error["type"] == "dict_type" and isinstance(error["input"], str):
-        return f"is a text; it {wanted}."  # not its value: it may be a header with a key
+        return f"is a text; it {wanted}."  # do not show it: it may be a header with an API key
     inside = error["loc"][1:]
     if inside and inside[-1] != "[key]":
         return f"has {project_tables.toml_kind(error['input'])} under {inside[0]!r}; it {wanted}."

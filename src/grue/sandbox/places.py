@@ -136,7 +136,7 @@ def real_once(path: str) -> str:
 
 
 def real_path(path: str) -> str:
-    """Return a path with links resolved. On Linux the kernel does that, in a fourth of the time."""
+    """Return a path with links resolved. On Linux the kernel resolves them, four times as fast as Python."""
     with contextlib.suppress(OSError, AttributeError):  # there is no such file, no `O_PATH`, or no /proc
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:

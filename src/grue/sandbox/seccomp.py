@@ -243,8 +243,8 @@ def _pairs(wanted: Wanted) -> list[bytes]:
 
 
 def _limits() -> list[bytes]:
-    # `prlimit64(pid, limit, new, old)`: refuse any `pid` but 0, and a `new` RTTIME. Check both halves of this
-    # pointer: the lower half of a valid address can be 0 too.
+    # `prlimit64(pid, limit, new, old)`: refuse any `pid` but 0, and a `new` RTTIME. `new` is a pointer, so
+    # check both halves: the lower half of a valid address can be 0 too.
     own, of_rttime = _is(0, 0), _is(1, _RLIMIT_RTTIME)
     rows: list[_Row] = [(_ALLOW, own, _is(2, 0), _is(2, 0, upper=True)), (_REFUSE, own, of_rttime)]
     return _first([*rows, (_ALLOW, own)], _REFUSE)

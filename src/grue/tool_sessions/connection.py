@@ -253,7 +253,7 @@ def _usable_tools(tools: tuple[m.ToolDefinition, ...] | None) -> tuple[m.ToolDef
 
 
 def _checked(method: F, check: Callable[[Any], Any] = lambda result: result) -> F:
-    """Return `method` for `HostsConnection`: its errors are the host's, and `check` gets its result."""
+    """Wrap `method`: mark its errors as the host's, and return what `check` returns for its result."""
 
     async def checked(self: "HostsConnection", *args: Any) -> Any:
         with self._calling():

@@ -169,7 +169,7 @@ def _start_of(text: str, line: int) -> int:
 
 
 def _pieces(text: str, quick: _Test) -> Iterator[tuple[int, int, str]]:
-    """Yield each line in pieces: line number, offset, text. Of a block that fails `quick`, yield one line."""
+    """Yield pieces of lines: line number, offset, text. Of a block that fails `quick`, yield one line."""
     at, number = 0, 1
     while at < len(text):
         end = text.find("\n", at + _BLOCK) + 1 or len(text)

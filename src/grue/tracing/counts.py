@@ -143,7 +143,7 @@ def _size(path: Path) -> int:
 
 
 class EpisodeTally:
-    """Counts an episode. Call `take` with each envelope in order, then `stats`."""
+    """Counts what happens in an episode. Call `take` with each envelope in order, then `stats`."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -223,7 +223,7 @@ class EpisodeTally:
 
     def _count_model(self, envelope: Envelope[Any], changes: Sequence[StepChange]) -> None:
         counts = self.model.numbers
-        if hasattr(envelope.body, "usage"):  # otherwise nothing is added
+        if hasattr(envelope.body, "usage"):  # other messages add no usage
             self.usage += usage_in(envelope, self._sampled)
         match envelope.body:
             case m.RequestCompletion() as request:

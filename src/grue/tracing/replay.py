@@ -37,7 +37,7 @@ _FOLLOWS = frozenset({"whole_chars"})  # not compared: it differs if a secret in
 
 
 class _AgentTurn:
-    """A turn's messages, sorted by what they are to its agent; `begun` is the first, with the body `run`."""
+    """A turn's messages, in groups: what its agent got, and what it said. `begun` has the body `run`."""
 
     def __init__(
         self, turn_slice: TurnSlice, begun: EpisodeEnvelope, run: m.RunTurn, *, cut_off: bool

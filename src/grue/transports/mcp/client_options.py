@@ -20,7 +20,7 @@ class ClientOptions(Struct, frozen=True, kw_only=True):
     max_pages: int = 100
     on_notice: Notify | None = None
     pins: ServerPins | None = None  # the approved tool definitions (the tool lock); `None`: all are accepted
-    on_tool_drift: OnToolDrift = "refuse"  # what follows for all other definitions
+    on_tool_drift: OnToolDrift = "refuse"  # what is done about a tool that `pins` does not approve
     on_drift: Callable[[m.ToolDrifted], object] = lambda _drifted: None
     # Called with the name and the value of OAuth secrets of 8 or more characters; with an access token,
     # before it is sent to the MCP server.

@@ -172,7 +172,7 @@ def _of_npx(server: StdioServer) -> Direct | None:
 
 
 def _read_npx(args: Sequence[str]) -> _Npx | None:
-    """Parse npx's arguments; `None`: an unknown option, a second or empty package, or nothing after them."""
+    """Parse npx's arguments; `None`: an unknown option, a second or empty `--package`, or only options."""
     named, options, rest = _split(args)
     known = all(each.partition("=")[0] in _NPX_FLAGS or each in _NEVER_INSTALL for each in options)
     if not rest or not known or len(named) > 1 or "" in named:

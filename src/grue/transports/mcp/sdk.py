@@ -269,6 +269,7 @@ class Link:
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Send a request and return the raw result, which the SDK's typed methods would change.
 
+        With the newest MCP revision over HTTP, `tools/list` lacks the tools that have a wrong `x-mcp-header`.
         If the server asks for input that the host can give, the request is sent again with this input. The
         server gets a notice if the caller is cancelled. Raises `SdkError`, and `HostCodeFailed` after a
         Ctrl-C in `elicit`.

@@ -429,7 +429,7 @@ _answering: ContextVar[int | str | None] = ContextVar("answering", default=None)
 
 
 class _Client(httpx2.AsyncClient):
-    """An HTTP client. It limits the time to connect, and the whole exchange of a notification."""
+    """An HTTP client. It limits each connect; and if no answer is awaited, the whole exchange."""
 
     def __init__(self, stream: HttpStream, server: HttpServer, limits: ProcessLimits) -> None:
         connect_s = server.connect_timeout_s
