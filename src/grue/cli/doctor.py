@@ -120,7 +120,8 @@ def boot_lines(
 ) -> Iterator[str]:
     """Yield lines that say how long each part of a start by npx or uvx takes, and how to start faster.
 
-    Unless `opened` is the start of an `installed` server `alone`, the server is started again to compare.
+    To compare, start the server again: directly if possible, and also by npx or uvx unless `opened` is the
+    start of an `installed` server `alone`.
     """
     if not isinstance(server, StdioServer) or (launcher := launcher_of(server)) is None:
         return

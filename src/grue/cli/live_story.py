@@ -163,7 +163,7 @@ class Story:
         self._under_way.clear()
 
     def _noted(self, body: m.ServerNoted) -> Iterator[Line]:
-        if body.kind != "progress":  # progress is no problem, and there may be much of it
+        if body.kind != "progress":  # progress is not a problem, and would fill `_told`
             yield from self._once(body)
         elif not self._beside_status:
             yield Line(f"    … {printable(body.text, _TEXT_CHARS)}", DIM, "      ")

@@ -38,7 +38,7 @@ class Terminal:
         return shutil.get_terminal_size((80, 24))
 
     def draw(self, text: str, rows: Sequence[str] = ()) -> None:
-        """Replace the status rows that were drawn last by `text`, which ends a line, and `rows` below it.
+        """Replace the status rows that were drawn last by `text` (whole lines or empty), and `rows` below it.
 
         The cursor rests at the beginning of the status rows and is never hidden: erasing to the end of the
         screen removes the rows, however they were wrapped, and after a kill nothing has to be restored.

@@ -59,7 +59,7 @@ def serve(
 
 @contextmanager
 def importing_from_here() -> Iterator[None]:
-    """Put the working directory on `sys.path`, where pytest and `python -m` have it too."""
+    """Within the block, put the working directory first on `sys.path`, as `python -m` does."""
     sys.path.insert(0, "")
     try:
         yield

@@ -1,4 +1,4 @@
-"""The commands of `grue trace`, except `query` and `to-test`: print a trace, or what is computed from it."""
+"""The commands of `grue trace`, except `query` and `to-test`."""
 
 import itertools
 import json
@@ -289,7 +289,7 @@ def diff(left: Path, right: Path, *, every: bool = False) -> bool:
 
 
 def html(file: Path, other: Path | None, out: Path | None, open_browser: bool) -> None:
-    """Write an HTML page of a trace, or of two side by side, by default beside the trace; print its path."""
+    """Write an HTML page of one or two traces, by default beside the last one, and print the page's path."""
     trace = open_episode(other or file).path
     page = out or (trace.with_suffix(".html") if other is None else trace.with_name("comparison.html"))
     if out is None:

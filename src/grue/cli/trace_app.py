@@ -1,4 +1,4 @@
-"""The subcommands of `grue trace` and their options. What they compute from a trace is in `tracing/`."""
+"""The subcommands of `grue trace` and their options. Most of what they compute is in `tracing/`."""
 
 from pathlib import Path
 from typing import Literal

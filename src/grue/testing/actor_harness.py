@@ -356,7 +356,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def call_at(
         self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts, context: Any = None
     ) -> asyncio.TimerHandle:
-        """Schedule a call. `anyio.sleep_forever` schedules one at infinity, to which no clock can jump."""
+        """Schedule a call. A call at infinity, as `anyio.sleep_forever` schedules it, never runs."""
         if math.isinf(when):
             return asyncio.TimerHandle(when, callback, args, self, context)
         return super().call_at(when, callback, *args, context=context)

@@ -234,7 +234,7 @@ class Person:
         return filled
 
     def _filled(self, field: Field) -> Any:
-        """Ask until the value is valid, and return it; `None`: it was left empty; `Declined`: at Ctrl-D."""
+        """Return the value once it is valid; `None`: an optional field, left empty; `Declined`: at Ctrl-D."""
         while True:
             text = self._reader().answer(field.prompt, printable(field.default))
             if text is None:

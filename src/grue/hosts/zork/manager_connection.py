@@ -35,7 +35,7 @@ class ManagerConnection:
     server gets to exit, or what is left of the turn's time if that is less.
     """
 
-    report_s = 0.0  # how long `open` waits beyond its time limit; above 0 if the manager applies it itself
+    report_s = 0.0  # seconds that `open` waits beyond its limit; above 0 if the manager applies the limit too
 
     def __init__(self, manager: Any, server: m.ServerName, note: Note) -> None:
         self._manager = manager

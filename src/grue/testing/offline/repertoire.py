@@ -114,7 +114,7 @@ class Thought(Struct, frozen=True, forbid_unknown_fields=True):
 class Step(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One turn of a script."""
 
-    command: str = ""  # of a step in `playbooks.toml`: the step's name there
+    command: str = ""  # in `playbooks.toml`, the name of the step's table
     why: str  # for the field `thinking` of the JSON answer
     objective: str | None = None  # a new goal for several turns
     rounds: tuple[tuple[Thought, ...], ...] = ()  # the thoughts of each reply before the answer

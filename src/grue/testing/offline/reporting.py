@@ -24,7 +24,7 @@ _HOURS: Final = re.compile(r"\d+(?:\.\d+)?")
 _WHERE, _READ_ALL, _THINK = "list_allowed_directories", "read_multiple_files", "think"
 
 _Action: TypeAlias = tuple[str, m.JsonObject]
-# By action and target: the output of the last that is completed; `None`: none is.
+# By action and target: the output of the last such action that was completed; `None`: none was.
 _Results: TypeAlias = dict[tuple[object, object], str | None]
 
 

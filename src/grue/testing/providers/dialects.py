@@ -1,7 +1,7 @@
 """The request formats of providers (`Dialect`), and their translation to chat completions and back.
 
-The module `NAME_dialect` of this package has the path and the functions of the wire format `NAME`, unless its
-requests, replies or errors are those of chat completions. To add a dialect, add its module.
+The module `NAME_dialect` of this package defines the fields of `Dialect` for the wire format `NAME`. It omits
+those whose default is right for the format. To add a dialect, add its module.
 """
 # Scripts, `ProviderRules` and the offline model work on chat completions only.
 

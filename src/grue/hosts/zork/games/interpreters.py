@@ -178,7 +178,7 @@ def styled_story() -> bytes:
     """Return a story of version 5 that prints one bold and one underlined word, and ends."""
     # The addresses of high memory, code, dictionary, objects, global variables and static memory.
     header = bytes.fromhex("05000000 0240 0240 0040 0040 0040 0240").ljust(0x18, b"\0")
-    header += bytes.fromhex("0040 0098")  # the address of the abbreviations, the file's size in 4 bytes
+    header += bytes.fromhex("0040 0098")  # the abbreviations' address; the file's size in units of 4 bytes
     code = bytes.fromhex(
         "f17f02 b21e91a4a5 f17f00 bb"  # set_text_style bold, print "bold", set_text_style roman, new_line
         "f17f04 b26a692af13a6aa4a5 f17f00 bb ba"  # the same with italic and "underlined"; quit

@@ -155,7 +155,7 @@ class ZMachineGame:
         self._forget()
 
     def _forget(self) -> None:
-        self._known = Observation()  # all but the text
+        self._known = Observation()  # the room, score and so on, as last printed; no text
         self._tells_score = True
         self._done = False
         self._repeated = ""
