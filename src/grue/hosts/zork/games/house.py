@@ -4,7 +4,7 @@
   second death ends the game (`died` and `done`). Points are never lost.
 * INVENTORY, SCORE, HELP, and commands that are refused or not understood take no turn. Every other command
   takes a turn, even an attempt without success, such as going through a shut door, or dropping two things
-  that the player does not have.
+  that the player sees but does not have.
 
 Each verb has a rule: a function that returns the text to print. A rule that refuses the command raises
 `RefusalError`, and no turn passes. In a command for several things, each refusal becomes a part of the text
