@@ -120,7 +120,7 @@ class MCPServerStartupError(MCPError):
         self.exit_status, self.stderr_tail = exit_status, stderr_tail
 
 
-class NeedsLogin(MCPServerStartupError):  # noqa: N818 - named for what it reports, like the messages
+class NeedsLogin(MCPServerStartupError):
     """A server wants a person to log in. The text names the command, `grue login SERVER`."""
 
 
@@ -140,23 +140,23 @@ class MCPToolCallError(MCPError):
         self.tool, self.result = tool, result
 
 
-class ToolNotFound(MCPToolCallError):  # noqa: N818 - named as the fact it reports, like the messages
+class ToolNotFound(MCPToolCallError):
     """The server does not list the tool."""
 
 
-class ToolChanged(MCPToolCallError):  # noqa: N818 - named as the fact it reports, like the messages
+class ToolChanged(MCPToolCallError):
     """The server has changed or removed the tool since the decision to call it. The call was not sent."""
 
 
-class ToolCallDenied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages
+class ToolCallDenied(MCPToolCallError):
     """The tool policy denies the call. The call was not sent."""
 
 
-class ToolCallTimedOut(MCPToolCallError, TimeoutError):  # noqa: N818 - named as the event it reports
+class ToolCallTimedOut(MCPToolCallError, TimeoutError):
     """The tool did not answer in time. The call may have had an effect."""
 
 
-class ToolServerDied(MCPToolCallError):  # noqa: N818 - named as the event it reports, like the messages
+class ToolServerDied(MCPToolCallError):
     """The tool's server ended, or the connection to it broke, before the call was answered."""
 
 
@@ -173,7 +173,7 @@ class MCPRequestError(MCPError):
         self.server, self.method, self.code = server, method, code
 
 
-class MCPRequestTimedOut(MCPRequestError, TimeoutError):  # noqa: N818 - named as the event it reports
+class MCPRequestTimedOut(MCPRequestError, TimeoutError):
     """The server did not answer a request in time."""
 
 
@@ -211,7 +211,7 @@ class LLMError(MCPError):
         self.model, self.endpoint = model, endpoint
 
 
-class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, like the messages
+class TurnTimedOut(MCPError):
     """The turn's time limit passed.
 
     Attributes:
@@ -224,11 +224,11 @@ class TurnTimedOut(MCPError):  # noqa: N818 - named as the event it reports, lik
         self.limit_s, self.doing, self.tool_calls = limit_s, doing, tool_calls
 
 
-class TurnCancelled(MCPError):  # noqa: N818 - named as the event it reports, like the messages
+class TurnCancelled(MCPError):
     """A turn or call was cut off: a handle cancelled it, its runner was closed, or the event loop failed."""
 
 
-class BudgetSpent(MCPError):  # noqa: N818 - named as the event it reports, like the messages
+class BudgetSpent(MCPError):
     """The episode's budget has no room for a turn. The turn is not started, or its request is not sent."""
 
 
@@ -245,7 +245,7 @@ class AnswerError(MCPError):
         self.raw, self.tool_calls = raw, tool_calls
 
 
-class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, like the messages
+class AnswerStopped(AnswerError):
     """The provider stopped the model's reply before its end. `raw` is the part that had arrived.
 
     Attributes:
@@ -264,7 +264,7 @@ class AnswerStopped(AnswerError):  # noqa: N818 - named for what it reports, lik
         self.finish_reason = finish_reason
 
 
-class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like the messages
+class ApprovalPending(MCPError):
     """A person has to decide on tool calls, so the turn is parked. `Runner.resume` continues it.
 
     A fork cannot be resumed.
@@ -281,7 +281,7 @@ class ApprovalPending(MCPError):  # noqa: N818 - named for what it reports, like
         self.turn, self.questions, self.expires_at = turn, questions, expires_at
 
 
-class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like the messages
+class ChangeRefused(MCPError):
     """A person has changed a call's arguments to ones that JSON or the tool's schema refuses. Decide again.
 
     Attributes:
@@ -293,15 +293,15 @@ class ChangeRefused(MCPError):  # noqa: N818 - named for what it reports, like t
         self.call_id, self.name = call_id, name
 
 
-class NothingToResume(MCPError):  # noqa: N818 - named for what it reports, like the messages
+class NothingToResume(MCPError):
     """No turn can be resumed: for example, none is parked, or the turn is running. The text says why."""
 
 
-class ForkMissed(MCPError):  # noqa: N818 - named for what happened, like the messages
+class ForkMissed(MCPError):
     """A fork needs something that its record lacks. If it is the result of a call, the call is not sent."""
 
 
-class ActorCrashed(MCPError):  # noqa: N818 - named as the event it reports, like the messages
+class ActorCrashed(MCPError):
     """An actor or the host's code raised an unexpected exception, the `__cause__` of this error."""
 
     def __init__(self, message: str, *, actor: str) -> None:
@@ -322,11 +322,11 @@ class ConversationError(MCPError):
         self.path, self.line = path, line
 
 
-class ConversationBusy(ConversationError):  # noqa: N818 - named for what the caller met, like the others
+class ConversationBusy(ConversationError):
     """Another turn of the conversation is running. Wait for its end."""
 
 
-class ConversationParked(ConversationError):  # noqa: N818 - named for what the caller met, like the others
+class ConversationParked(ConversationError):
     """A turn of the conversation is parked, so no other turn can begin.
 
     Resume or abandon the parked turn, or go on in a `branch()` of the conversation.
