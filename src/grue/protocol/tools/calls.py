@@ -256,7 +256,7 @@ def answer_unmade(
                 reason = f"Tool call denied: {reason}"
             case "rejected":
                 notes.append(m.ToolRejected(batch=batch, call_id=call_id, name=call.name, error=reason))
-            case "skipped":
+            case _:
                 notes.append(m.ToolSkipped(batch=batch, call_id=call_id, reason=reason))
         records.append(record(call, iteration, each.settlement, tool_results.failure(reason)))
     return tuple(notes), tuple(records)
