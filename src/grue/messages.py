@@ -563,8 +563,10 @@ class Usage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     def __add__(self, other: "Usage") -> "Usage":
         """Add two usages. Counts are clamped to 63 bits. The cost is `None` only if both costs are."""
         mine, theirs = self.cost_usd, other.cost_usd
-        *counts, _ = self.__struct_fields__
-        sums = {name: _within_63_bits(getattr(self, name) + getattr(other, name)) for name in counts}
+        *names, _ = self.__struct_fields__
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        # An endpoint can report anything, and Python refuses to print an integer of over 4,300 digits.
+        sums = {name: max(-(2**63), min(count, 2**63 - 1)) for name, count in sums.items()}
         return Usage(**sums, cost_usd=theirs if mine is None else mine if theirs is None else mine + theirs)
 
 
@@ -608,11 +610,6 @@ class WrittenCalls(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def __str__(self) -> str:
         """Return the form and the names of the tools, for people: `hermes: files.read`."""
         return f"{self.form}: {', '.join(self.names)}" if self.names else self.form
-
-
-def _within_63_bits(count: int) -> int:
-    # An endpoint can report anything, and Python refuses to print an integer of over 4,300 digits.
-    return max(-(2**63), min(count, 2**63 - 1))
 
 
 class CheckToolSupport(ToLlm, frozen=True, kw_only=True):
@@ -1683,13 +1680,12 @@ TurnCommand: TypeAlias = SessionCommand | LlmCommand | CheckAnswer | AskApproval
 if TYPE_CHECKING:
     AnyMessage: TypeAlias = TurnEvent | TurnCommand | TurnNote | SessionNote | LlmNote | TurnResumed
 else:
-    _BASES = (Message, ToSession, ToLlm, TurnNote, SessionNote, LlmNote)
     # Collect the classes above: if a written list lacked one, traces with its messages would not load.
     AnyMessage = Union[  # noqa: UP007 - made of a list
         tuple(
             kind
             for kind in tuple(globals().values())
-            if isinstance(kind, type) and issubclass(kind, Message) and kind not in _BASES
+            if isinstance(kind, type) and issubclass(kind, Message) and not kind.__subclasses__()
         )
     ]
 """Every message above."""

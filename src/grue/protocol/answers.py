@@ -62,16 +62,15 @@ def _embedded(text: str) -> list[dict[str, object]]:
     budget = 10 * len(text) + _UNKNOWN_COST
     start = _OPENING.search(text)
     while start is not None and budget > 0:
+        end = start.end()
         try:
             value, end = decoder.raw_decode(text, start.start())
         except json.JSONDecodeError as error:
             # Subtract what this attempt has cost: 1 for each character parsed, and 1/100 for each character
             # before the error, where the decoder counts the newlines to name the error's line.
             budget -= error.pos - start.start() + error.pos // 100
-            end = start.end()
         except (ValueError, RecursionError):
             budget -= _UNKNOWN_COST
-            end = start.end()
         else:
             if not is_deep(value):
                 found.append(value)

@@ -214,14 +214,9 @@ def record(
     duration_s: float | None = None,
 ) -> m.ToolCallRecord:
     """Return the record of a call. `ToolCallRecord` explains `iteration`."""
+    asked = msgspec.structs.asdict(call)
     return m.ToolCallRecord(
-        call_id=call.call_id,
-        name=call.name,
-        arguments=call.arguments,
-        iteration=iteration,
-        settlement=settlement,
-        result=result,
-        duration_s=duration_s,
+        **asked, iteration=iteration, settlement=settlement, result=result, duration_s=duration_s
     )
 
 
@@ -278,23 +273,19 @@ def tool_messages(
     """
 
     def told(item: m.ToolCallRecord) -> tool_results.Told:
+        note = ""
+        if item.changed_arguments is not None:
+            written = msgspec.json.encode(item.changed_arguments).decode()
+            note = f"The user changed the arguments of this call to {written}"
         if not plain:
-            return tool_results.told(item.result, max_result_chars, room, _note_on(item))
+            return tool_results.told(item.result, max_result_chars, room, note)
         # No handle for a result of `read_result`: it is a part of another result, which has a handle.
         handle = item.call_id if refers and item.name != READ_RESULT.name else ""
-        note = _note_on(item)
         return tool_results.told_plainly(
             item.result, max_result_chars, room, note, handle=handle, unwraps=unwraps
         )
 
     return tuple(m.ToolMessage(item.call_id, *told(item)) for item in records)
-
-
-def _note_on(item: m.ToolCallRecord) -> str:
-    if item.changed_arguments is None:
-        return ""
-    written = msgspec.json.encode(item.changed_arguments).decode()
-    return f"The user changed the arguments of this call to {written}"
 
 
 class MakeCall(Struct):
