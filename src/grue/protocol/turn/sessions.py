@@ -240,14 +240,15 @@ def _when_verified(state: s.Presuming) -> Transition:
     listed, doubles = without_doubles(state.turn.tools)
     turn = replace(state.turn, tools=listed)
     changed = tools.changed_tools(state.offered, turn.callable)
+    verified = m.ToolsVerified(request=turn.requests, changed=changed)
     failed = turn.run.binds_parked and isinstance(state.reply, m.CompletionFailed)
     if not changed and (failed or not turn.unlisted):
-        return _go_on(replace(turn, relisted=False), state.reply, (_verified(turn),))
+        return _go_on(replace(turn, relisted=False), state.reply, (verified,))
     match state.reply:
         case m.CompletionReceived(tool_calls=calls) if all(
             _is_kept(call, state.offered, turn) for call in calls
         ):
-            return _go_on(turn, state.reply, (*doubles, _verified(turn, changed)))
+            return _go_on(turn, state.reply, (*doubles, verified))
         case None if turn.searching or len(changed) < len({tool.name for tool in (*state.offered, *listed)}):
             # Wait for the reply, which can be used if it calls only unchanged tools.
             return state, ()
@@ -273,10 +274,6 @@ def _go_on(
         case _:
             following, commands = refused(state, reply)
     return following, (*notes, *commands)
-
-
-def _verified(turn: Turn, changed: tuple[str, ...] = ()) -> m.ToolsVerified:
-    return m.ToolsVerified(request=turn.requests, changed=changed)
 
 
 def _drop(turn: Turn, reason: str) -> m.DropCompletion:

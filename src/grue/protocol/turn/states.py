@@ -10,13 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from grue import messages as m
-from grue.policies import ApprovalDecision, ApprovalQuestion
+from grue.policies import ApprovalQuestion
 from grue.protocol.context.fit import ContextLedger
 from grue.protocol.context.history import Items
 from grue.protocol.tools.built_in import CALL_TOOL, READ_RESULT, find_tools, named_call
 from grue.protocol.tools.calls import CallNote, Calls, Records, Run, ValidCall, tool_messages, tool_of
 from grue.protocol.tools.names import SERVER, Servers, Tools, is_built_in
-from grue.protocol.tools.policy import matches_any
+from grue.protocol.tools.policy import Decisions, matches_any
 from grue.protocol.tools.results import MediaRoom, is_referred
 from grue.protocol.turn.prices import Spent
 
@@ -258,7 +258,7 @@ class AwaitingApproval(Struct, frozen=True, kw_only=True):
     used_before: Mapping[str, int] = {}  # `Turn.used` before these calls were judged
     noted: CallNotes = ()  # about calls not made, for `AwaitingTools.noted`
     questions: tuple[ApprovalQuestion, ...] = ()
-    decisions: Mapping[m.CallId, ApprovalDecision] = {}
+    decisions: Decisions = {}
 
 
 class Batch(Struct, frozen=True):

@@ -383,7 +383,15 @@ def loop_reply(turn: Turn, reply: m.CompletionReceived) -> Transition:
 def final_reply(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
     """Go on after the reply to a request that offered no tools."""
     if reply.tool_calls:
-        return _refuse_calls(turn, phase, reply)
+        batch = m.BatchId(turn.batches + 1)
+        answer, why = tool_results.SKIPPED_TOO_LATE, "it calls tools, which are no longer available"
+        if turn.missing and phase == "only":
+            answer = f"not called: {turn.degraded}"
+            why = f"it calls tools, and there are none: {turn.degraded}"
+        unmade = (tool_calls.Unmade(each, answer, "skipped") for each in reply.tool_calls)
+        notes, records = tool_calls.answer_unmade(unmade, turn.iterations, batch)
+        turn, new = replace(turn, batches=batch).tell(records)
+        return refuse(turn, phase, m.NoAnswer(reason=why, raw=reply.content), new=new, notes=notes)
     why = _why_not(reply)
     if not why and _has_text(reply.content):
         return _check(turn, phase, reply)
@@ -421,17 +429,6 @@ def refuse_answer(state: s.AwaitingVerdict, reason: str) -> Transition:
 
 def _has_text(content: str | None) -> bool:
     return bool(content and content.strip())
-
-
-def _refuse_calls(turn: Turn, phase: Phase, reply: m.CompletionReceived) -> Transition:
-    batch = m.BatchId(turn.batches + 1)
-    answer, why = tool_results.SKIPPED_TOO_LATE, "it calls tools, which are no longer available"
-    if turn.missing and phase == "only":
-        answer, why = f"not called: {turn.degraded}", f"it calls tools, and there are none: {turn.degraded}"
-    unmade = (tool_calls.Unmade(each, answer, "skipped") for each in reply.tool_calls)
-    notes, records = tool_calls.answer_unmade(unmade, turn.iterations, batch)
-    turn, new = replace(turn, batches=batch).tell(records)
-    return refuse(turn, phase, m.NoAnswer(reason=why, raw=reply.content), new=new, notes=notes)
 
 
 def refuse(turn: Turn, phase: Phase, why: m.NoAnswer, *, new: Items = (), notes: Notes = ()) -> Transition:
