@@ -63,9 +63,7 @@ def abandon(state: s.LiveState, event: m.DeadlinePassed | m.TurnInterrupted) -> 
     turn = state.turn
     notes: CallNotes = ()
     match state:
-        case s.Presuming(pending=pending):
-            turn = replace(turn, open=(*turn.open, *pending))
-        case s.AwaitingSessions(pending=pending):
+        case s.Presuming(pending=pending) | s.AwaitingSessions(pending=pending):
             # Sessions that are still opening have to be closed too.
             turn = replace(turn, open=(*turn.open, *pending))
             if turn.resuming is not None:

@@ -150,13 +150,10 @@ _NAMED = 3  # the most tools that are named in the reason for which a reply is d
 
 def presume(state: TurnState, event: m.ToolsPresumed) -> Transition:
     """Store the presumed tools while the turn starts, and send the first request now if that is allowed."""
-    match state:
-        case s.AwaitingSessions():
-            return _ask_early(replace(state, presumed=event))
-        case s.AwaitingSupport():
-            return replace(state, presumed=event), ()
-        case _:
-            return state, ()
+    if not isinstance(state, s.AwaitingSessions | s.AwaitingSupport):
+        return state, ()
+    state = replace(state, presumed=event)
+    return _ask_early(state) if isinstance(state, s.AwaitingSessions) else (state, ())
 
 
 def supported(state: s.AwaitingSupport | s.AwaitingSessions) -> Transition:
