@@ -124,9 +124,10 @@ def unmatched_notes(turn: Turn) -> tuple[m.ServerNoted, ...]:
     else:
         where = "the tool policy"
         patterns = tuple(pattern for rule in run.tool_policy.rules for pattern in rule.tools)
+    unmatched = unmatched_patterns(patterns, [tool.name for tool in turn.tools]) if patterns else ()
     return tuple(
         m.ServerNoted(server=run.servers[0], kind="bad_tool", text=f"{where} has {pattern!r}{UNMATCHED}")
-        for pattern in unmatched_patterns(patterns, (tool.name for tool in turn.tools))
+        for pattern in unmatched
     )
 
 

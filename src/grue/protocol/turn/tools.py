@@ -199,9 +199,11 @@ def call(turn: Turn, calls: tuple[m.ToolCall, ...], resumed: m.Resumption | None
         left, turn.callable, turn.unlisted, offered=turn.offered, missing=turn.missing
     )
     before = turn.used
-    terms, used = judge(turn.run.tool_policy, (each.tool for each in valid), turn.used)
-    turn = replace(turn, used=used)
-    judged = [replace(each, terms=found) for each, found in zip(valid, terms, strict=True)]
+    judged = [*valid]
+    if turn.run.tool_policy.rules:
+        terms, used = judge(turn.run.tool_policy, (each.tool for each in valid), turn.used)
+        turn = replace(turn, used=used)
+        judged = [replace(each, terms=found) for each, found in zip(valid, terms, strict=True)]
     judged += (tool_calls.open_call(call, tasks[call.call_id]) for call in calls if call.call_id in tasks)
     place = {call.call_id: number for number, call in enumerate(calls)}
     judged.sort(key=lambda each: place[each.call.call_id])
