@@ -106,18 +106,19 @@ class Rule(Struct, frozen=True):
     access: int
 
 
-def confine(rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None:
+def confine(rules: Iterable[Rule], wanted: Wanted, mark: str = "", ruleset: int = -1) -> int | None:
     """Put the calling thread into a box, for good. What this kernel cannot enforce is left out silently.
 
-    `mark` names the thread, in at most 15 characters, for the kernel's audit log; empty: the program's
-    refusals are not logged. Return the descriptor of the filter's listener, or `None` if `wanted.ask` is
-    empty or the kernel has no seccomp.
+    `rules` are added to `ruleset`, which `ruleset_of` has made for the same kind of network, and which is
+    closed; with -1, to a new one. `mark` names the thread, in at most 15 characters, for the kernel's audit
+    log; empty: the program's refusals are not logged. Return the descriptor of the filter's listener, or
+    `None` if `wanted.ask` is empty or the kernel has no seccomp.
     """
     have = coverage()
     libc = _libc()
     _must(libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     if have.landlock:
-        ruleset = _ruleset(have.landlock, any_network=wanted.network == "any")
+        ruleset = ruleset_of((), any_network=wanted.network == "any") if ruleset < 0 else ruleset
         try:
             for rule in rules:
                 _add(ruleset, rule, _handled(have.landlock))
@@ -132,14 +133,22 @@ def confine(rules: Iterable[Rule], wanted: Wanted, mark: str = "") -> int | None
     return _install_code(program(known_machine(), wanted), listens=bool(wanted.ask)) if have.seccomp else None
 
 
-def _ruleset(version: int, *, any_network: bool) -> int:
-    """Return the descriptor (close-on-exec) of a new, empty ruleset for this version of Landlock."""
+def ruleset_of(rules: Iterable[Rule], *, any_network: bool) -> int:
+    """Return the descriptor (close-on-exec) of a new Landlock ruleset; with `any_network`, TCP is free."""
+    version = coverage().landlock
     net = (_BIND_TCP | _CONNECT_TCP) if version >= 4 and not any_network else 0
     scoped = (_ABSTRACT_SOCKETS | _SIGNALS) if version >= 6 else 0
     attributes = struct.pack("=QQQ", _handled(version), net, scoped)
     size = 8 if version < 4 else 16 if version < 6 else 24
     made = _libc().syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0)
-    return _must(made, "landlock_create_ruleset")
+    ruleset = _must(made, "landlock_create_ruleset")
+    try:
+        for rule in rules:
+            _add(ruleset, rule, _handled(version))
+    except BaseException:
+        os.close(ruleset)
+        raise
+    return ruleset
 
 
 def _handled(version: int) -> int:

@@ -54,10 +54,18 @@ _INTERPRETER = re.compile(rb"#! *([^\s]+)(?:[ \t]+([^\n]*))?")
 class Places(Struct, frozen=True):
     """What a box opens, for one program on this machine."""
 
-    rules: tuple[Rule, ...]
+    # Rules for the system's files; empty if something is hidden, since `own` has these rules then. Boxes that
+    # need the same rules get the same tuple until `_state_of_system` changes.
+    system: tuple[Rule, ...]
+    own: tuple[Rule, ...]  # the other rules
     opened: tuple[str, ...]  # folders and files of the program itself, and those in `Sandbox.read`
     written: tuple[str, ...]  # the workspace, if the box opens it, and the paths in `Sandbox.write`
     broken: tuple[str, ...] = ()  # opened folders with something hidden: only their other entries have rules
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """All rules of the box: `system` and `own`."""
+        return (*self.system, *self.own)
 
 
 def places_of(
@@ -89,13 +97,13 @@ def places_of(
     run = EXECUTE if started is None else 0
     trees = _opened_trees()
     others = dict.fromkeys(real[len(written) :])
-    rules = [*system, *(Rule(path, READ | run) for path in others if not path.startswith(trees))]
+    rules = [Rule(path, READ | run) for path in others if not path.startswith(trees)]
     rules += [Rule(path, READ | WRITE | run) for path in (*real[: len(written)], scratch)]
     rules += [Rule(path, READ_FILE | EXECUTE) for path in started or ()]
     broken: dict[str, None] = {}
     if hidden:
-        rules = [part for rule in rules for part in _around(rule, hidden, broken)]
-    return Places(tuple(rules), tuple(dict.fromkeys((*own, *read))), tuple(written), tuple(broken))
+        system, rules = (), [part for rule in (*system, *rules) for part in _around(rule, hidden, broken)]
+    return Places(system, tuple(rules), tuple(dict.fromkeys((*own, *read))), tuple(written), tuple(broken))
 
 
 def own_folders(
@@ -227,12 +235,26 @@ def _environment(root: str, changeable: Sequence[str]) -> list[str]:
             found += _libraries(f"{real_path(value.strip())}/python3")
     for version in _listed(f"{root}/lib"):
         folder = f"{root}/lib/{version}/site-packages"
-        for path in (f"{folder}/{name}" for name in _listed(folder) if name.endswith(".pth")):
+        for path in (f"{folder}/{name}" for name in _pth_files(folder)):
             # The program could have added any folder to a `.pth` file that it may write or replace.
             if not _leads_through(path, changeable):
                 added = [line.strip() for line in _text(path) if line[:1] == "/"]
                 found += [each for each in added if not is_too_wide(each)]
     return found
+
+
+def _pth_files(folder: str) -> tuple[str, ...]:
+    """Return the names of a folder's `.pth` files, cached until the folder changes."""
+    try:
+        now = os.stat(folder)  # noqa: PTH116
+    except OSError:
+        return ()
+    return _listed_pth(folder, now.st_dev, now.st_ino, now.st_mtime_ns, now.st_ctime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _listed_pth(folder: str, *_state: int) -> tuple[str, ...]:
+    return tuple(name for name in _listed(folder) if name.endswith(".pth"))
 
 
 def _text(path: str) -> list[str]:

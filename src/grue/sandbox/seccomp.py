@@ -15,7 +15,7 @@ EPERM, EACCES, ENOSYS, EOPNOTSUPP = 1, 13, 38, 95
 
 _ALLOW, _ERRNO, _NOTIFY, _KILL = 0x7FFF0000, 0x00050000, 0x7FC00000, 0x80000000
 _REFUSE = _ERRNO | EPERM
-_LOAD, _EQUAL, _AND, _RETURN, _AT_LEAST = 0x20, 0x15, 0x54, 0x06, 0x35
+_LOAD, _EQUAL, _AND, _RETURN, _AT_LEAST, _JUMP = 0x20, 0x15, 0x54, 0x06, 0x35, 0x05
 _NR, _ARCH, _ARGS = 0, 4, 16
 
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
@@ -42,6 +42,7 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 _FS_IOC_SETFLAGS, _FS_IOC32_SETFLAGS = 0x40086602, 0x40046602
 _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY = 0x401C5820, 0x40806685
 _FS_FLAGS = (_FS_IOC_SETFLAGS, _FS_IOC32_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY)
+_FARTHEST = 255  # how many instructions a conditional jump can skip at most
 
 
 class Machine(Struct, frozen=True):
@@ -168,9 +169,29 @@ def program(here: Machine, wanted: Wanted) -> bytes:
     }
     checks |= _conditions(wanted)
     checks |= {name: [_stmt(_RETURN, _NOTIFY)] for name in wanted.ask}
-    for number, then in sorted((calls[name], then) for name, then in checks.items() if name in calls):
-        code += [_jump(_EQUAL, number, 0, len(then)), *then]
-    return b"".join([*code, _stmt(_RETURN, _ALLOW)])
+    numbered = sorted((calls[name], then) for name, then in checks.items() if name in calls)
+    rows = [(0, [_stmt(_RETURN, _ALLOW)])]
+    for number, then in numbered:
+        if rows[-1][0] == number:
+            rows.pop()
+        if not rows or rows[-1][1] != then:
+            rows.append((number, then))
+        rows.append((number + 1, [_stmt(_RETURN, _ALLOW)]))
+    return b"".join([*code, *_search(rows)])
+
+
+def _search(rows: list[tuple[int, list[bytes]]]) -> list[bytes]:
+    """Return BPF code that finds the last row whose number is not above the system call's, and runs its code.
+
+    The search is binary, so that a box starts fast: the kernel runs a new filter once for each possible call.
+    """
+    if len(rows) == 1:
+        return rows[0][1]
+    half = len(rows) // 2
+    below, above = _search(rows[:half]), _search(rows[half:])
+    if len(below) <= _FARTHEST:
+        return [_jump(_AT_LEAST, rows[half][0], len(below), 0), *below, *above]
+    return [_jump(_AT_LEAST, rows[half][0], 0, 1), _stmt(_JUMP, len(below)), *below, *above]
 
 
 def calls_program(here: Machine, calls: tuple[str, ...]) -> bytes:

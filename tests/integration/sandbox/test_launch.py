@@ -1,4 +1,5 @@
 # ruff: noqa: E501 - tables
+import contextlib
 import errno
 import os
 import resource
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import boxes
@@ -25,7 +27,7 @@ from grue.runtime.processes.guard import guard
 from grue.runtime.processes.process_group import ProcessRegistry, SpawnError
 from grue.sandbox import kernel, launch, places
 from grue.sandbox.box import Preset, Sandbox
-from grue.sandbox.kernel import Coverage
+from grue.sandbox.kernel import Coverage, Rule
 from grue.sandbox.learning import Watch, watching
 from grue.sandbox.seccomp import Wanted
 from grue.testing.leftovers import assert_nothing_left
@@ -79,6 +81,73 @@ def test_a_folder_that_becomes_a_link_before_the_start_opens_nothing(tmp_path: P
         started.end()
     assert "STOLEN" not in ran.stdout
     assert "Permission denied" in ran.stderr
+
+
+def rulesets() -> list[str]:
+    found = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the folder's own
+            found += [each.name] if "landlock" in str(each.readlink()) else []
+    return sorted(found)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rules each ruleset that is made ahead has got; before, none is kept."""
+    for kept in list(launch._ahead.values()):
+        os.close(kept.ruleset)
+    launch._ahead.clear()
+    sizes: list[int] = []
+    make = launch.ruleset_of
+
+    def noted(rules: Sequence[Rule], *, any_network: bool) -> int:
+        sizes.append(len(rules))
+        return make(rules, any_network=any_network)
+
+    monkeypatch.setattr(launch, "ruleset_of", noted)
+    return sizes
+
+
+def wait_until_kept(kinds: int) -> None:
+    until = time.monotonic() + promises.GUARD_S
+    while len(launch._ahead) < kinds and time.monotonic() < until:
+        os.sched_yield()
+    assert len(launch._ahead) == kinds
+
+
+@boxes.needs_boxes
+@pytest.mark.slow
+def test_the_rules_of_the_system_are_made_ahead_once_a_start(made: list[int]) -> None:
+    with assert_nothing_left():  # what is kept is not counted
+        for kinds, preset in ((1, "pure"), (1, "files"), (1, "pure"), (2, "web")):
+            boxes.run(Sandbox(preset=preset, write=("/dev/null",)), "true", cwd="/usr")
+            wait_until_kept(kinds)
+    assert len(made) == 4
+    assert len(rulesets()) == 2
+    assert not any(os.get_inheritable(int(each)) for each in rulesets())
+    # A file of the system has been replaced, or this is a child that was forked: not that ruleset.
+    for change in ({"system": ()}, {"process": 1}):
+        kept = launch._ahead[False]
+        launch._ahead[False] = msgspec.structs.replace(kept, **change)
+        ran = boxes.python(Sandbox(), "print(open('/etc/passwd').read()[:1] != '')")
+        assert ran.stdout == "True\n", ran
+        wait_until_kept(2)
+        assert len(rulesets()) == 2
+    assert len(made) == 6
+    boxes.run(Sandbox(hide=("/etc/passwd",)), "true")
+    assert len(made) == 6, "a box that hides something keeps nothing"
+
+
+@boxes.needs_boxes
+def test_the_rules_for_the_next_start_are_made_while_a_program_runs(made: list[int]) -> None:
+    registry = ProcessRegistry()
+    registry.spawn("/bin/cat", (), dict(os.environ), None, Sandbox())
+    try:
+        wait_until_kept(1)
+        assert len(made) == 1
+        assert [*launch._ahead] == [False]
+    finally:
+        registry.kill_leftovers()
 
 
 @boxes.needs_boxes
@@ -507,8 +576,7 @@ def test_the_kernel_is_told_the_mark_of_a_box_if_it_writes_records(
     have = Coverage(system="Linux", landlock=landlock, seccomp=False, listener=False)
     monkeypatch.setattr(kernel, "coverage", lambda: have)
     ruleset = os.open("/dev/null", os.O_RDONLY)
-    monkeypatch.setattr(kernel, "_ruleset", lambda *_, **__: ruleset)
-    kernel.confine((), Wanted(network="none"), "0123456789abcde")
+    kernel.confine((), Wanted(network="none"), "0123456789abcde", ruleset)
     assert ((kernel._SET_NAME, b"0123456789abcde", 0, 0, 0) in calls) == named
     assert calls[-1] == (kernel._RESTRICT_SELF, ruleset, kernel._LOG_NEW_EXEC_ON if named else 0)
 

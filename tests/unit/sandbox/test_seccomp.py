@@ -6,6 +6,7 @@ import struct
 
 import pytest
 
+from grue.sandbox import seccomp
 from grue.sandbox.seccomp import MACHINES, REFUSED, Machine, Wanted, program
 
 ALLOWED, ASKED, KILLED = 0x7FFF0000, 0x7FC00000, 0x80000000
@@ -31,6 +32,8 @@ def run(code: bytes, data: bytes) -> int:
                 at += true if accumulator == value else false
             case 0x35:
                 at += true if accumulator >= value else false
+            case 0x05:
+                at += value
             case 0x06:
                 return value
             case _:
@@ -53,6 +56,14 @@ def test_another_architecture_is_killed_and_x32_has_no_calls(here: Machine) -> N
     assert verdict(here, ANY, 0, audit=0x40000003) == KILLED
     if here.x32:
         assert verdict(here, ANY, 0x40000000 + 41, 16, 3, 0) == 0x00050000 | 38
+
+
+def test_what_is_longer_than_a_jump_reaches_is_jumped_over() -> None:
+    load = seccomp._stmt(seccomp._LOAD, 0)
+    rows = [(10 * number, [load] * 200 + [seccomp._stmt(seccomp._RETURN, number)]) for number in range(8)]
+    code = b"".join([load, *seccomp._search(rows)])
+    for call in range(80):
+        assert run(code, struct.pack("<I", call)) == call // 10
 
 
 def test_every_row_is_refused_whatever_else_is_wanted(here: Machine) -> None:

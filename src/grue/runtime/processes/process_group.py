@@ -336,6 +336,8 @@ class ProcessRegistry:
         if not released:
             with contextlib.suppress(BrokenPipeError):
                 os.write(group.stdin, b"\n")
+        if boxed is not None:
+            boxed.released()
         return group
 
     def _remove(self, group: ProcessGroup) -> None:
