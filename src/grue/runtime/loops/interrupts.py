@@ -384,8 +384,8 @@ def refuse_reentry() -> None:
         frame = frame.f_back
     begun = frame
     # `_is_handler` reads a frame's local variables, which before Python 3.13 keeps their values alive for
-    # longer. So call it only if a caller of `begun` is a frame of grue or of an import: only such a frame can
-    # be the one that a handler has interrupted.
+    # longer. So call it only if a direct or indirect caller of `begun` is a frame of grue or of an import:
+    # without one, a handler has interrupted neither.
     while frame is not None and not is_ours(frame):
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             break

@@ -397,7 +397,7 @@ def _matches(
 def _beginnings(
     head: bytes, forms: list[bytes], written: bytes, start: int, end: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield the spans that are a beginning of one of `forms`, which begin with `head`, before an ellipsis."""
+    """Yield each span that ends at an ellipsis and begins one of `forms`, which all begin with `head`."""
     longest, at = max(map(len, forms)), start - 1
     while (at := written.find(head, at + 1, end + MIN_BEGINNING_BYTES - 1)) >= 0:
         cut = written.find(_CUT, at + MIN_BEGINNING_BYTES, at + longest + len(_CUT) - 1)
