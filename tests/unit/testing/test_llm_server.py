@@ -452,3 +452,13 @@ def test_a_request_without_a_usable_length_is_refused_at_once(framing: str) -> N
                 assert answer.readline() == b"HTTP/1.1 411 Length Required\r\n"
                 answer.read()  # up to the end of the connection
         assert (server.requests, server.left) == ([], 1)
+
+
+def test_half_a_request_of_a_client_that_has_ended_is_no_request() -> None:
+    with ScriptedLlmServer(["one"]) as server:
+        port = int(server.base_url.rpartition(":")[2].partition("/")[0])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 1000\r\n\r\n{")
+            client.shutdown(socket.SHUT_WR)
+            assert client.recv(100) == b""
+        assert (server.requests, server.left) == ([], 1)
