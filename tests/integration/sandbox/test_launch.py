@@ -117,12 +117,22 @@ def wait_until_kept(kinds: int) -> None:
 
 @boxes.needs_boxes
 @pytest.mark.slow
-def test_the_rules_of_the_system_are_made_ahead_once_a_start(made: list[int]) -> None:
+def test_the_rules_of_the_system_are_made_ahead_once_a_start(
+    made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[bool] = []
+
+    def noted(rules: Sequence[Rule], wanted: Wanted, mark: str, ruleset: int) -> int | None:
+        used.append(ruleset >= 0)
+        return kernel.confine(rules, wanted, mark, ruleset)
+
+    monkeypatch.setattr(launch, "confine", noted)
     with assert_nothing_left():  # what is kept is not counted
         for kinds, preset in ((1, "pure"), (1, "files"), (1, "pure"), (2, "web")):
             boxes.run(Sandbox(preset=preset, write=("/dev/null",)), "true", cwd="/usr")
             wait_until_kept(kinds)
     assert len(made) == 4
+    assert used == [False, True, True, False], "the first of each kind of network makes its own"
     assert len(rulesets()) == 2
     assert not any(os.get_inheritable(int(each)) for each in rulesets())
     # A file of the system has been replaced, or this is a child that was forked: not that ruleset.
@@ -134,6 +144,7 @@ def test_the_rules_of_the_system_are_made_ahead_once_a_start(made: list[int]) ->
         wait_until_kept(2)
         assert len(rulesets()) == 2
     assert len(made) == 6
+    assert used[4:] == [False, False]
     boxes.run(Sandbox(hide=("/etc/passwd",)), "true")
     assert len(made) == 6, "a box that hides something keeps nothing"
 
