@@ -60,6 +60,7 @@ class Boxed:
         self._any_network = box.any_network or bool(box.hosts and not coverage().listener)
         self.gate: Gate | None = None
         self._released: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[None] | None = None  # gets an item when the thread of the start ends
         self.scratch = scratch or scratch_path()
         self._mark = self.scratch[-15:] if reads_audit() else ""
         os.mkdir(self.scratch, 0o700)  # noqa: PTH102
@@ -98,11 +99,18 @@ class Boxed:
             ruleset = _taken(system, any_network=self._any_network)
             return confine(own if ruleset >= 0 else self._places.rules, wanted, self._mark, ruleset)
 
+        made: queue.SimpleQueue[None] = queue.SimpleQueue()
+
         def afterwards() -> None:
             self._released.get()
-            _make_ahead(system, any_network=self._any_network)
+            try:
+                _make_ahead(system, any_network=self._any_network)
+            finally:
+                made.put(None)
 
-        return in_confined_thread(confined, start, serve, afterwards)
+        result = in_confined_thread(confined, start, serve, afterwards)
+        self._made = made
+        return result
 
     def released(self) -> None:
         """Let the thread make rules for the next start, and end. Call this when the program is started."""
@@ -148,6 +156,10 @@ class Boxed:
         self.released()
         if self.gate is not None:
             self.gate.end()
+        if self._made is not None:
+            with contextlib.suppress(queue.Empty):
+                self._made.get(timeout=_END_S)
+            self._made = None
         try:
             os.rmdir(self.scratch)  # noqa: PTH106 - usually it is empty
         except OSError:
@@ -299,7 +311,7 @@ def in_confined_thread(
 ) -> Started:
     """Start a thread that enters a box (`confined`) and calls `start`; return what `start` returns.
 
-    If that has succeeded, the thread then calls `afterwards`, for which nobody waits.
+    If that has succeeded, the thread then calls `afterwards`; this function does not wait for it.
 
     `serve` is called with the listener's descriptor, before `start`, if `confined` has returned one. What
     fails in the thread is raised here.
