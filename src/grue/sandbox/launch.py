@@ -286,7 +286,7 @@ _ahead: dict[bool, _Ahead] = {}  # by `any_network`
 
 
 def _taken(system: tuple[Rule, ...], *, any_network: bool) -> int:
-    """Return the ruleset with the rules `system` that was made in advance; -1: there is none."""
+    """Return the ruleset in `_ahead` if it has the rules `system`; if not, close it and return -1."""
     found = _ahead.pop(any_network, None) if system else None
     if found is None:
         return -1
